@@ -51,7 +51,7 @@ def refused_table() -> str:
     from jachess_ext.differentiable.formulas import TABLE
 
     rows = [f"| `{row.name}` | {row.refuses} | {row.wrong} | {row.text} |" for row in sorted(TABLE)]
-    head = "| operator | torch refuses | torch is wrong in | computed there by |"
+    head = "| operator | torch refuses | torch is wrong in | what is done there |"
     return "\n".join([head, "|---|---|---|---|", *rows])
 
 

@@ -63,7 +63,10 @@ def require(module: str) -> types.ModuleType:
 
 
 def missing(modules: Iterable[str]) -> list[str]:
-    """Return the distributions of the modules that are not installed; nothing is imported."""
+    """Return the names of the distributions of those modules that are not installed.
+
+    Nothing is imported.
+    """
     return [DISTRIBUTIONS.get(name, name) for name in modules if not is_installed(name)]
 
 
@@ -93,8 +96,7 @@ def axes_or_new(ax: Axes | None) -> Axes:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: on any error the old file is unchanged, and no partial file is
-    left."""
+    """Write a file atomically: on any error the old file stays, and no partial file is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, since a rename is atomic within one file system only.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -214,8 +216,8 @@ def parse_json(text: str, source: str, *, lenient: bool = False) -> Any:
 
 def _refuse_repeated_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
     names = [name for name, _ in pairs]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"the name {shown(twice[0])} stands twice in one object")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the name {shown(repeated[0])} stands twice in one object")
     return dict(pairs)
 
 

@@ -7,7 +7,7 @@ import math
 DASH = "–"
 
 
-def number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
     """Return a number as text, such as 0.2500, 1,500 or 20,000; a dash for None, NaN or
     infinity."""
     if value is None or not math.isfinite(value):
@@ -15,7 +15,7 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"
 
 
-def share(probability: float) -> str:
+def percent(probability: float) -> str:
     """Return a probability in per cent, such as "31 %" for 0.314; a dash for NaN."""
     if math.isnan(probability):
         return DASH
@@ -24,7 +24,7 @@ def share(probability: float) -> str:
     return f"{100 * probability:.{0 if 0.01 <= probability <= 0.99 else 1}f} %"
 
 
-def scientific(value: float) -> str:
+def scientific_text(value: float) -> str:
     """Return a positive number in scientific notation, such as 1.23 × 10¹⁵."""
     if not (math.isfinite(value) and value > 0):
         return f"{value:g}"

@@ -100,8 +100,8 @@ def _too_old(device: _Device) -> bool:
 
 
 def _triton(gpu: _Gpu) -> str:
-    """Return Triton's version, whether it is asked for, the GPUs that it serves and what the first
-    call costs."""
+    """Return a sentence on Triton: its version, whether it is switched on, the GPUs on which its
+    kernels run, and the time of the first call."""
     try:
         from triton import __version__ as version
     except ImportError:
@@ -203,14 +203,14 @@ def main(commands: Mapping[str, Sequence[str]] = {}) -> int:
             f"(runs with any torch >= 2.10), CPU {built['cpu']}, {cuda}"
         )
     operators = facts["operators"]
-    state = "none" if facts["pure"] else "loaded" if operators["loaded"] else "NOT loaded"
-    lines += [f"operators     {state}", *(f"{'':<14}{name}" for name in operators["kernels"])]
+    state_text = "none" if facts["pure"] else "loaded" if operators["loaded"] else "NOT loaded"
+    lines += [f"operators     {state_text}", *(f"{'':<14}{name}" for name in operators["kernels"])]
     lines += [f"GPU           {d['name']} (sm {d['capability']})" for d in gpu["visible"]]
     lines.append(f"Triton        {facts['triton']}")
     lines += [f"problem: {text}" for text in facts["problems"]]
     lines += [f"note: {text}" for text in facts["notes"]]
-    ready = "core ready: derivatives, smoothness, the NTK"
-    print(*lines, "fix the problems above" if facts["problems"] else ready, sep="\n")
+    ready_text = "core ready: derivatives, smoothness, the NTK"
+    print(*lines, "fix the problems above" if facts["problems"] else ready_text, sep="\n")
     return 1 if facts["problems"] else 0
 
 

@@ -36,7 +36,7 @@ def graphed(
     warmup: int = 3,
     check_every: int = 100,
 ) -> Callable[P, R]:
-    """Return a function that computes the same steps, after the first few by a CUDA graph.
+    """Return a function that runs the same training step, as a CUDA graph after the first calls.
 
     A step with a penalty launches hundreds of small kernels, for which a GPU waits most of the
     time; a graph launches them at once.  Each call is one step: the first ``warmup`` calls run the
@@ -61,8 +61,8 @@ def graphed(
     Args:
         step: function of nests of tensors of fixed shapes on one GPU (batches padded to one length,
             without a smaller last batch), which returns a nest of tensors.  It calls ``zero_grad``,
-            ``backward`` and an optimizer's ``step``, which needs ``capturable=True`` if it has that
-            setting, and a tensor as its learning rate if that changes.
+            ``backward`` and an optimizer's ``step``.  The optimizer needs ``capturable=True`` if it
+            has that setting, and a tensor as its learning rate if the learning rate changes.
         parameters: parameters whose gradients the step leaves for an optimizer outside of it; their
             gradients are set by each call, and must be None when it begins.  None: the step leaves
             no gradients.
@@ -112,14 +112,14 @@ def on_gpu(leaves: Sequence[object]) -> bool:
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """Return the side stream of a GPU; one for all warm-ups, since cuBLAS allocates memory for each
+    """Return the side stream of a GPU, always the same one, since cuBLAS allocates memory for each
     stream."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def side_stream() -> Iterator[None]:
-    """Run the code within the context on a side stream, as is required for a capture's warm-up."""
+    """Run the code within the context on a side stream, which the warm-up of a capture requires."""
     stream = _stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -156,10 +156,10 @@ class _Graphed(Generic[R]):
     """The function that `graphed` returns."""
 
     def __init__(
-        self, step: Callable[..., R], parameters: list[Tensor] | None, warmup: int, every: int
+        self, step: Callable[..., R], parameters: list[Tensor] | None, warmup: int, check_every: int
     ) -> None:
         self._step, self._parameters = step, parameters
-        self._warmup, self._check_every = warmup, every
+        self._warmup, self._check_every = warmup, check_every
         self._calls, self._is_eager = 0, False
         self._optimizers: list[Optimizer] = []
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -211,8 +211,8 @@ class _Graphed(Generic[R]):
         self._graph.replay()
         for parameter, gradient in zip(self._parameters or (), self._gradients, strict=True):
             parameter.grad = gradient
-        finite = self._calls % self._check_every or all(r.isfinite().all() for r in self._results)
-        if not finite:
+        passed = self._calls % self._check_every or all(r.isfinite().all() for r in self._results)
+        if not passed:
             raise FloatingPointError(
                 f"call {self._calls}: a result of the step is not finite, which is looked for in "
                 f"every {self._check_every} calls: lower the learning rate, use a wider dtype, and "
@@ -235,12 +235,12 @@ class _Graphed(Generic[R]):
 
     def _check_host_state(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         """Raise ValueError if an optimizer's step changed a number on the host."""
-        after = _host_state(optimizer)
+        new_state = _host_state(optimizer)
         for path, before in self._host_state.items():
-            if after.get(path, before) != before:
-                place = torch_private.pytree.keystr(path[1:])
+            if new_state.get(path, before) != before:
+                leaf = torch_private.pytree.keystr(path[1:])
                 raise ValueError(
-                    f"{type(optimizer).__name__} changes its {place} on the host, which no replay "
+                    f"{type(optimizer).__name__} changes its {leaf} on the host, which no replay "
                     "does: take an optimizer with capturable=True, such as torch.optim.AdamW, or "
                     "leave its step outside (parameters=)"
                 )
@@ -248,13 +248,13 @@ class _Graphed(Generic[R]):
     @contextmanager
     def _observe_optimizers(self) -> Iterator[None]:
         """Record and check the steps of all optimizers within the context."""
-        before = register_optimizer_step_pre_hook(self._record_optimizer)
-        after = register_optimizer_step_post_hook(self._check_host_state)
+        pre_hook = register_optimizer_step_pre_hook(self._record_optimizer)
+        post_hook = register_optimizer_step_post_hook(self._check_host_state)
         try:
             yield
         finally:
-            before.remove()
-            after.remove()
+            pre_hook.remove()
+            post_hook.remove()
 
     def _run(self, args: Sequence[object], kwargs: dict[str, object]) -> list[Tensor]:
         """Run the step; return the tensors of its result, detached."""
@@ -304,22 +304,22 @@ class _Graphed(Generic[R]):
                 "which no replay sees: call jx.graphed again after the change"
             )
         for static, (path, leaf) in zip(self._static, flat, strict=True):
-            expected, actual = _kind(static), _kind(leaf)
-            place = torch_private.pytree.keystr(path[1:])
+            expected, actual = _description(static), _description(leaf)
+            path_text = torch_private.pytree.keystr(path[1:])
             if expected == actual and not _is_same(static, leaf):
                 raise ValueError(
-                    f"the step's argument {place} has other values than when it was captured, "
+                    f"the step's argument {path_text} has other values than when it was captured, "
                     "which a graph does not see on the host: pass a tensor on the GPU"
                 )
             if expected != actual:
                 raise ValueError(
-                    f"the step's argument {place} is {actual}, but was {expected} when it was "
+                    f"the step's argument {path_text} is {actual}, but was {expected} when it was "
                     "captured: pad batches to one length, and drop a smaller last one "
                     "(drop_last=True)"
                 )
         for optimizer, groups in zip(self._optimizers, self._numbers, strict=True):
-            for before, group in zip(groups, optimizer.param_groups, strict=True):
-                for name, number in before.items():
+            for captured_group, group in zip(groups, optimizer.param_groups, strict=True):
+                for name, number in captured_group.items():
                     if group[name] != number:
                         raise ValueError(
                             f"{name} of {type(optimizer).__name__} is {group[name]}, but was "
@@ -329,7 +329,7 @@ class _Graphed(Generic[R]):
 
 
 def _numbers(optimizer: Optimizer) -> list[dict[str, object]]:
-    """Return the settings of each parameter group that are not tensors, and so constant in a
+    """Return the settings of each parameter group that are no tensors, and thus constants of a
     graph."""
     return [
         {k: v for k, v in group.items() if k != "params" and not isinstance(v, Tensor)}
@@ -355,7 +355,7 @@ def _modules_with(parameters: Sequence[Tensor]) -> list[nn.Module]:
     ids = {*map(id, parameters)}
     modules = [value for value in gc.get_objects() if isinstance(value, nn.Module)]
     holders = [module for module in modules if ids & {*map(id, module.parameters())}]
-    return [*dict.fromkeys(part for module in holders for part in module.modules())]
+    return [*dict.fromkeys(submodule for module in holders for submodule in module.modules())]
 
 
 # Types of constants with a unique `repr`.
@@ -373,7 +373,7 @@ def _copy(leaf: object) -> object:
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
-def _kind(leaf: object) -> str:
+def _description(leaf: object) -> str:
     """Return the dtype, shape and device of an argument, or the `repr` of a constant."""
     if isinstance(leaf, Tensor):
         return f"{leaf.dtype} {list(leaf.shape)} on {leaf.device}"

@@ -28,7 +28,7 @@ class LightningSmoothnessMonitor(Callback):
 
     It adds no penalty: the trained weights are bit for bit those without the callback.  The figures
     of `SmoothnessProbe` are logged by the Trainer's loggers.  In a run of several processes each
-    measures the same rows, and Lightning's loggers write the figures of the first.
+    process measures the same rows, and Lightning's loggers write the figures of the first process.
 
     Examples:
         >>> import lightning
@@ -60,7 +60,7 @@ class LightningSmoothnessMonitor(Callback):
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """The figures of each measurement, with its "step"."""
+        """A dict for each measurement: its figures by name, and its "step"."""
         return self.probe.history
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

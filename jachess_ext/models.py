@@ -138,10 +138,10 @@ def is_deepspeed(model: nn.Module) -> bool:
 
 
 def without_engine(model: nn.Module) -> nn.Module:
-    """Return the module inside a DeepSpeed engine, to compute gradients besides the training
-    step's.
+    """Return the module inside a DeepSpeed engine, by which gradients beside those of the training
+    step can be computed.
 
-    (The engine's own forward prepares the single backward pass of the step.)  Any other model is
+    The engine's own forward prepares the single backward pass of the step.  Any other model is
     returned unchanged.
     """
     return cast(nn.Module, model.module) if is_deepspeed(model) else model
@@ -151,7 +151,7 @@ def check_whole(model: nn.Module) -> None:
     """Check that every rank has the full weights.
 
     Raises:
-        ValueError: stage 3 of DeepSpeed's ZeRO has distributed them over the ranks.
+        ValueError: stage 3 of DeepSpeed's ZeRO has distributed the weights over the ranks.
     """
     if any(hasattr(p, "ds_tensor") for p in model.parameters()):
         raise ValueError(
@@ -211,16 +211,16 @@ def hooked_embeddings(
 ) -> Iterator[dict[str, Tensor]]:
     """Replace the token embeddings x in passes within the context by ``replace(x, real)``.
 
-    x ``[B, T, d]`` is the output of a layer of `token_tables`, in an encoder-decoder first of the
-    encoder's and then of the decoder's; real ``[B, T]`` is true at tokens other than padding.
+    x ``[B, T, d]`` is the output of a layer of `token_tables`, in an encoder-decoder first the
+    encoder's layer and then the decoder's; real ``[B, T]`` is true at tokens other than padding.
 
     A model compiled by ``torch.compile`` runs uncompiled within the context, since dynamo would
     reuse code compiled without the hooks, or later code compiled with them.
 
     Args:
         batch: arguments of the model; None: unknown, so that all tokens are taken as real.
-        needs_gradients: whether to replace only in passes with gradients; TRL runs other passes
-            besides the training pass, for metrics, a reference or other rows.
+        needs_gradients: whether to replace embeddings only in passes with gradients; TRL runs other
+            passes beside the training pass, for metrics, a reference or other rows.
 
     Yields:
         The batch to call the model with, in which ``inputs_embeds`` are already replaced.
@@ -231,7 +231,7 @@ def hooked_embeddings(
     batch = dict(batch or {})
     calls: list[bool] = []
 
-    def enter(x: Tensor, is_decoder: bool) -> Tensor:
+    def replace_tokens(x: Tensor, is_decoder: bool) -> Tensor:
         if needs_gradients and not torch.is_grad_enabled():
             return x
         calls.append(is_decoder)
@@ -239,14 +239,14 @@ def hooked_embeddings(
 
     for name, is_decoder in (("inputs_embeds", False), ("decoder_inputs_embeds", True)):
         if batch.get(name) is not None:
-            batch[name] = enter(batch[name], is_decoder)
+            batch[name] = replace_tokens(batch[name], is_decoder)
     tables, name = token_tables(model), type(unwrapped(model)).__name__
     if not tables and not calls:
         raise ValueError(_NO_TABLE.format(name))
     with ExitStack() as hooks:
         for table, is_decoder in tables.items():
             handle = table.register_forward_hook(
-                lambda module, args, x, is_decoder=is_decoder: enter(x, is_decoder)
+                lambda module, args, x, is_decoder=is_decoder: replace_tokens(x, is_decoder)
             )
             hooks.callback(handle.remove)
         # Importing dynamo takes seconds; if it has not been imported, nothing is compiled.
@@ -279,7 +279,7 @@ def _real_tokens(x: Tensor, batch: Mapping[str, Tensor], is_decoder: bool) -> Te
 def leaf_embeddings(
     model: nn.Module, batch: Mapping[str, Tensor]
 ) -> Iterator[tuple[dict[str, Tensor], list[Tensor]]]:
-    """Make the token embeddings of a pass within the context leaves of its graph.
+    """Make the token embeddings x leaves of the graph of a pass within the context.
 
     Yields:
         The batch to call the model with, and a list to which the pass appends the leaves.
@@ -318,11 +318,11 @@ def learns_prompts(model: nn.Module) -> bool:
 
 
 def drawn_modules(model: nn.Module) -> tuple[str, ...] | None:
-    """Return the names of the modules whose weights were missing in the model's checkpoint, and so
-    drawn at random; None: unknown.
+    """Return the names of the modules whose weights were drawn at random, as the model's checkpoint
+    lacked them; None: unknown.
 
-    They are in the attribute ``drawn_modules``; without it, they are the modules that transformers
-    has not marked as loaded.
+    The attribute ``drawn_modules`` lists them; in a model without it, they are the modules that
+    transformers has not marked as loaded.
     """
     inner = unwrapped(model)
     module_names: Iterable[str] | None = getattr(inner, "drawn_modules", None)
@@ -342,7 +342,7 @@ def without_peft(model: nn.Module) -> nn.Module:
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
-    """Return the model without its head, inside wrappers and peft."""
+    """Return the model without its head, after removing wrappers and peft."""
     inner = without_peft(model)
     base = getattr(inner, "base_model", inner)
     return base if isinstance(base, nn.Module) else inner

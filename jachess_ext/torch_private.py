@@ -112,8 +112,8 @@ def original_of(function: object) -> Any:
     """Return torch's own function for a function that replaces it in ``torch.nn.functional``; any
     other function unchanged.
 
-    torch's Python functions there look themselves up by name to call ``__torch_function__``, and so
-    pass it the replacement.
+    torch's Python functions in this module look themselves up by name to call
+    ``__torch_function__``, to which they then pass the replacement.
     """
     if isinstance(function, BuiltinFunctionType) or not callable(function):
         return function
@@ -125,7 +125,8 @@ def original_of(function: object) -> Any:
 
 
 class _LiveGlobals(dict[str, object]):
-    """Global variables for a function: given ones, otherwise a module's at the time of use.
+    """Global variables for a function: ``local`` ones, otherwise those that a module has at the
+    time of use.
 
     Args:
         module: the module's namespace.
@@ -165,25 +166,26 @@ def find(path: str) -> Any:
     module = "torch"
     if path.startswith("torch.nn.functional."):
         return getattr(_original_functional(), path.rpartition(".")[2], None)
-    for part in path.split(".")[1:]:
-        module = f"{module}.{part}"
+    for name in path.split(".")[1:]:
+        module = f"{module}.{name}"
         # An attribute of a package may be a module that has not been imported yet.
-        if not hasattr(value, part):
+        if not hasattr(value, name):
             try:
                 import_module(module)
             except ImportError:
                 return None
-        value = getattr(value, part, None)
+        value = getattr(value, name, None)
     return value
 
 
 def find_function_apply() -> tuple[Any, Any]:
-    """Return the function behind ``apply`` of every autograd Function, whose first argument is the
-    class; and the class whose ``apply`` has to be replaced to intercept all calls (None: this torch
-    has none).
+    """Return the function that ``apply`` of every autograd Function calls, and the class whose
+    ``apply`` has to be replaced to intercept all calls (None: this torch has none).
 
-    Up to torch 2.13 the function is in Python and calls ``apply`` of a base class: replacing that
-    also intercepts methods bound earlier (``f = Square.apply``).  Since 2.14 it is in C++.
+    The function's first argument is the Function's class.
+
+    Up to torch 2.13 it is in Python and calls ``apply`` of a base class, whose replacement also
+    intercepts methods bound earlier (``f = Square.apply``).  Since 2.14 it is in C++.
     """
     function = find("torch.autograd.Function")
     apply = vars(function)["apply"]
@@ -197,7 +199,7 @@ TORCH_FLOOR = (2, 10)
 
 def release(version: str) -> tuple[int, int]:
     """Return (major, minor) of a version such as '2.13.0+cpu' or '5.0rc1'."""
-    digits = ["".join(c for c in part if c.isdigit()) for part in version.split(".")[:2]]
+    digits = ["".join(c for c in component if c.isdigit()) for component in version.split(".")[:2]]
     return int(digits[0] or 0), int(digits[1] or 0) if len(digits) > 1 else 0
 
 

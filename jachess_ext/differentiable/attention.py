@@ -75,8 +75,8 @@ def attend(
     # Drawn here, within vmap, whose `randomness` determines whether its entries share the seed.
     seed = fresh_seed_on(query.device) if dropout_p else None
     y = Attention.apply(query, key, value, mask, seed, call)
-    lead = inputs[0].shape[:-1] if query.ndim == 4 and inputs[0].ndim < 4 else y.shape[:-1]
-    return y.reshape(*lead, y.shape[-1])
+    lead_shape = inputs[0].shape[:-1] if query.ndim == 4 and inputs[0].ndim < 4 else y.shape[:-1]
+    return y.reshape(*lead_shape, y.shape[-1])
 
 
 def _cast(query: Tensor, *others: Tensor | None) -> list[Any]:
@@ -96,9 +96,9 @@ def _match_shapes(
     dimensions; key and value have the same number of heads, which divides that of the query."""
     inputs = [x[(None,) * (4 - x.ndim)] for x in (query, key, value)]
     sizes = [x.shape[: -3 if enable_gqa else -2] for x in inputs]
-    lead = torch.broadcast_shapes(*sizes)
+    lead_shape = torch.broadcast_shapes(*sizes)
     inputs = [
-        x if size == lead else x.expand(*lead, *x.shape[len(size) - x.ndim :])
+        x if size == lead_shape else x.expand(*lead_shape, *x.shape[len(size) - x.ndim :])
         for x, size in zip(inputs, sizes, strict=True)
     ]
     num_heads = inputs[0].shape[-3]
@@ -117,9 +117,9 @@ class Call:
     """The arguments of attention that are not tensors.
 
     Attributes:
-        graph: a list for the result and the leaves of `Attention`, with torch's own graph between
-            them, which gives the first gradients; [] before it has run.  None: the graph is not
-            kept, and the backward builds it anew.
+        graph: a list in which `Attention` stores its result and leaves, with torch's own graph
+            between them, from which the backward computes the first gradients.  None: the graph is
+            not kept, and the backward builds it anew.
         needs_mask_gradient: whether the backward computes the mask's gradient.
     """
 
@@ -130,8 +130,11 @@ class Call:
     needs_mask_gradient: bool = False
 
     def arguments(self, tensors: Sequence[Any]) -> products.Arguments:
-        """Return the arguments of formulas; ``tensors`` begin with query, key, value, mask,
-        seed."""
+        """Return the arguments of the formulas in `ops.attention_products`.
+
+        Args:
+            tensors: query, key, value, mask, seed and further tensors, which are ignored.
+        """
         query, key, value, mask, seed = tensors[:5]
         factor = None
         if self.dropout_p:
@@ -149,7 +152,7 @@ class CallContext(Context):
 
 
 def _map(function: Callable[[Tensor], Any], results: Any) -> Any:
-    """Return a function of a result, or of each of several results that is not None."""
+    """Apply a function to a result, or to each of several results that is not None."""
     if isinstance(results, tuple):
         return tuple(None if x is None else function(x) for x in results)
     return function(results)
@@ -172,8 +175,8 @@ class _Operator(Function):
 
     @classmethod
     def forward(cls, query: Tensor, *inputs: Any) -> Any:
-        off = torch.autocast(query.device.type, enabled=False)
-        with torch_private.disable_torch_function(), off, torch.no_grad():
+        no_autocast = torch.autocast(query.device.type, enabled=False)
+        with torch_private.disable_torch_function(), no_autocast, torch.no_grad():
             # Without a view in it: to a view a dual level gives no tangent.
             return _map(lambda x: x.data, cls.compute(query, *inputs))
 
@@ -199,7 +202,7 @@ class _Operator(Function):
 
 
 class _Primal:
-    """A context whose saved tensors have only the tangents of outer levels."""
+    """An autograd context whose saved tensors lack the tangents of the current level."""
 
     def __init__(self, ctx: CallContext) -> None:
         self._ctx = ctx
@@ -217,8 +220,8 @@ def _apply_batch(
     dims: Sequence[int | None],
     call: Call,
 ) -> Any:
-    """Return a function's results for tensors batched along a dimension, which is the first one of
-    the results.
+    """Apply a function to tensors with a batch dimension, which is the first dimension of the
+    results.
 
     Args:
         count: number of entries of the batch.
@@ -250,8 +253,10 @@ def _apply_batch(
 
 
 def _apply_unbatched(function: type[Function], *inputs: Any) -> Any:
-    """Call a function within a backward or jvp, in which tensors may be batched by
-    `is_grads_batched`: `vmap` does not handle these, so that they are unwrapped here."""
+    """Call a function within a backward or jvp.
+
+    There `is_grads_batched` may batch tensors, which `vmap` does not handle: they are unwrapped.
+    """
     *tensors, call = inputs
     is_batched = torch_private.functorch.is_legacy_batchedtensor
     dims = [0 if x is not None and is_batched(x) else None for x in tensors]
@@ -267,7 +272,7 @@ def _apply_unbatched(function: type[Function], *inputs: Any) -> Any:
 
 
 class Attention(_Operator):
-    """Attention: query, key, value, mask, seed, call -> y."""
+    """Compute attention y; arguments: query, key, value, mask, seed, call."""
 
     @classmethod
     def compute(cls, *inputs: Any) -> Tensor:
@@ -298,7 +303,10 @@ class Attention(_Operator):
 
 
 class Backward(_Operator):
-    """The gradients of attention: query, key, value, mask, seed, g, call -> gradients of four."""
+    """Compute the gradients of query, key, value and mask from the cotangent g of attention.
+
+    Its arguments are query, key, value, mask, seed, g and the call.
+    """
 
     @classmethod
     def compute(cls, *inputs: Any) -> Any:
@@ -319,8 +327,8 @@ class Backward(_Operator):
             return (None,) * 7
         call = replace(ctx.call, needs_mask_gradient=ctx.needs_input_grad[3])
         *inputs, g = ctx.saved_tensors
-        *input_gradients, along = _apply_unbatched(Second, *inputs, None, g, *cotangents, call)[:5]
-        return *input_gradients, None, along, None
+        *input_gradients, grad_d = _apply_unbatched(Second, *inputs, None, g, *cotangents, call)[:5]
+        return *input_gradients, None, grad_d, None
 
     @classmethod
     def push_forward(cls, ctx: CallContext, *tangents: Tensor | None) -> Any:
@@ -332,7 +340,10 @@ class Backward(_Operator):
 
 
 class Tangent(_Operator):
-    """The derivative J d: query, key, value, mask, seed, their tangents d, call -> J d."""
+    """Compute the tangent J d of attention along the tangents d of query, key, value and mask.
+
+    Its arguments are query, key, value, mask, seed, d (four tensors) and the call.
+    """
 
     @classmethod
     def compute(cls, *inputs: Any) -> Any:
@@ -340,10 +351,10 @@ class Tangent(_Operator):
         tensors, direction = tensors[:5], tensors[5:]
         if direction[3] is not None:
             return _by_formula(products.tangent, tensors, call, *direction)[0]
-        lead = tensors[0].shape[:-4]
+        lead_shape = tensors[0].shape[:-4]
         shape = (*tensors[0].shape[:-1], tensors[2].shape[-1])
-        if lead.numel() > 1 and not call.dropout_p and all(map(_is_expanded, tensors[:4])):
-            tensors = [x if x is None else x[(0,) * len(lead)] for x in tensors[:4]] + [None]
+        if lead_shape.numel() > 1 and not call.dropout_p and all(map(_is_expanded, tensors[:4])):
+            tensors = [x if x is None else x[(0,) * len(lead_shape)] for x in tensors[:4]] + [None]
             directions = [None if d is None else d.flatten(0, -5) for d in direction[:3]]
         else:
             tensors = [*_flat(*tensors[:3]), _flat_mask(tensors), tensors[4]]
@@ -360,9 +371,9 @@ class Tangent(_Operator):
         if c is None:
             return (None,) * 10
         inputs, direction = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
-        needed = ctx.needs_input_grad
-        call = replace(ctx.call, needs_mask_gradient=needed[3] or needed[8])
-        if not any(needed[:4]):
+        needs_gradient = ctx.needs_input_grad
+        call = replace(ctx.call, needs_mask_gradient=needs_gradient[3] or needs_gradient[8])
+        if not any(needs_gradient[:4]):
             results = (*(None,) * 5, *_apply_unbatched(Backward, *inputs, c, call))
         else:
             results = _apply_unbatched(Second, *inputs, None, c, *direction, call)
@@ -381,7 +392,7 @@ class Tangent(_Operator):
 
 
 class _SecondOrder(_Operator):
-    """Base of the functions of second order, whose derivatives are computed from their formula."""
+    """Base of the functions of second order, which are differentiated through their formula."""
 
     formula: products.Formula
 
@@ -389,9 +400,13 @@ class _SecondOrder(_Operator):
     def _vjp(
         cls, ctx: CallContext
     ) -> tuple[list[int], list[bool], tuple[Tensor, ...], Callable[..., Any]]:
-        """Return the indices of the saved tensors that can have derivatives; for each result
-        whether it exists; the values of those that do; and their vjp with respect to these
-        tensors."""
+        """Return the vector-Jacobian product of the formula, and what its callers need for it.
+
+        Returns:
+            The indices of the saved tensors that can have derivatives; for each result whether it
+            exists; the values of the results that exist; and their vjp with respect to the tensors
+            at these indices.
+        """
         tensors = ctx.saved_tensors
         indices = [n for n, x in enumerate(tensors) if x is not None and x.is_floating_point()]
         # The mask's gradient exists only for an additive mask.
@@ -432,9 +447,12 @@ def _or_zeros(x: Tensor | None, like: Tensor) -> Tensor:
 
 
 class Second(_SecondOrder):
-    """The gradients of <gy, y> + <g, J d> with respect to query, key, value, mask and their
-    tangents d, and J d: query, key, value, mask, seed, gy, g, d, call -> four gradients, J d, four
-    gradients."""
+    """Compute J d, and the gradients of ⟨gy, y⟩ + ⟨g, J d⟩ with respect to query, key, value, mask
+    and their tangents d.
+
+    Its arguments are query, key, value, mask, seed, gy, g, d (four tensors) and the call; its
+    results the four gradients of the inputs, J d, and the four gradients of d.
+    """
 
     formula = products.second
 
@@ -460,8 +478,10 @@ class Second(_SecondOrder):
 
 
 class Mixed(_SecondOrder):
-    """The second derivative along d and e: query, key, value, mask, seed, d, e, call -> D²y[d,
-    e]."""
+    """Compute the second derivative D²y[d, e] of attention y along two directions d and e.
+
+    Its arguments are query, key, value, mask, seed, d, e (four tensors each) and the call.
+    """
 
     formula = products.mixed
 
@@ -517,7 +537,7 @@ def _flat_mask(tensors: Sequence[Any]) -> Tensor | None:
 
 
 def _attention_jet(tensors: Sequence[Any], call: Call) -> Callable[..., Tensor]:
-    """Return `attention_jet` with all arguments but the jets and q."""
+    """Return `attention_jet` with all arguments bound except the jets and q."""
     seed = tensors[4]
     return partial(
         ops.attention_jet,
@@ -530,7 +550,7 @@ def _attention_jet(tensors: Sequence[Any], call: Call) -> Callable[..., Tensor]:
 
 
 def _attention_with_graph(tensors: Sequence[Any], call: Call) -> tuple[Tensor, list[Tensor]]:
-    """Return attention and detached leaves of query, key and value, with a graph between them."""
+    """Return attention, and detached copies of query, key and value from which it has a graph."""
     mask = _flat_mask(tensors)
     # A checkpoint's hooks must apply only to the outer graph.
     hooks = saved_tensors_hooks(lambda x: x, lambda x: x) if _has_hooks() else nullcontext()
@@ -562,7 +582,7 @@ _FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend
 
 
 def math_is_forced() -> bool:
-    """Return whether the program has disabled all of torch's attention kernels but math."""
+    """Return whether the program has disabled all attention kernels of torch except math."""
     cuda = torch.backends.cuda
     return not (
         cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()

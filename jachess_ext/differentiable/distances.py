@@ -16,8 +16,8 @@ def cdist(
     p: float = 2.0,
     compute_mode: str = "use_mm_for_euclid_dist_if_necessary",
 ) -> Tensor:
-    """For p = 2 the root of squared distances by one matrix product, in P × R memory; else the norm
-    of P × R differences."""
+    """Take the root of squared distances from one matrix product for p = 2, in P × R memory; for
+    other p the norm of P × R differences."""
     dtype = result_dtype(x1)
     x1, x2 = wide(x1), wide(x2)
     if p != 2 or not x1.numel() or not x2.numel():
@@ -38,7 +38,7 @@ def cdist(
 
 @formula(torch.pdist, refuses="forward, second, mixed")
 def pdist(input: Tensor, p: float = 2.0) -> Tensor:
-    """The norm of the differences of all pairs."""
+    """Take the norm of the differences of all pairs."""
     dtype, points = result_dtype(input), wide(input)
     left_rows, right_rows = torch.triu_indices(len(points), len(points), 1, device=points.device)
     # Not points[first], whose backward does not support the batched tensors of is_grads_batched.
@@ -49,7 +49,8 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
 def _norm(sizes: Tensor, p: float) -> Tensor:
     """Return the norm (Σ size^p)^(1/p) over the last dimension.
 
-    As in torch, its gradient is 0 if the norm is 0, and, for p < 2, with respect to sizes of 0.
+    As in torch, the gradient is 0 where the norm is 0; for p < 2, so is the gradient with respect
+    to a size of 0.
     """
     if p == 0:
         return sizes.ne(0).to(sizes.dtype).sum(-1) + 0 * sizes.sum(-1)

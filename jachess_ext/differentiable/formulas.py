@@ -37,7 +37,7 @@ class Row(NamedTuple):
             some of them.
         wrong: the combinations of transforms (such as forward over reverse) in which torch's
             derivatives are wrong, as text.
-        text: how the operator is computed in these cases.
+        text: what is computed in these cases, a sentence.
     """
 
     name: str
@@ -64,11 +64,11 @@ def formula(
             lacks.
         refuses: derivatives that torch refuses, for `Row`.
         wrong: combinations of transforms in which torch's forward mode is wrong, for `Row`.  If
-            `refuses` is empty, the formula replaces torch's operator only in these.
-        only: predicate on the arguments of a call; the formula is used where it is true.  None:
-            always.
+            `refuses` is empty, the formula replaces torch's operator only in these combinations.
+        only: predicate on the arguments of a call; the formula is used for calls for which it is
+            true.  None: for all calls.
         third: predicate on the arguments of a call: whether the formula also replaces torch's
-            backward from the third order on.  Read only if `refuses` is empty.  None: never.
+            backward from the third order on.  Used only if `refuses` is empty.  None: never.
         is_nestable: whether torch's operator works within the transforms of `torch.func`.
     """
 
@@ -84,8 +84,12 @@ def formula(
 
 
 def in_place(function: Function | None, out_of_place: Function | None) -> None:
-    """Register the in-place version ``function`` of a function ``out_of_place`` with an answer; it
-    writes the result into its first argument.  None: a function that this torch lacks."""
+    """Register an answer for an in-place function, which calls the answer of ``out_of_place``.
+
+    Args:
+        function: the in-place function; None: this torch lacks it.
+        out_of_place: the function without the write, whose formula is registered.
+    """
     if function is None or out_of_place is None:
         return
 
@@ -105,8 +109,13 @@ def _answer(
     third: Function | None,
     is_nestable: bool,
 ) -> Function:
-    """Return the function to call in place of torch's ``function``, with the formula ``compute``;
-    the other arguments are those of `formula`."""
+    """Return the function to call in place of torch's ``function``.
+
+    Args:
+        compute: the formula.
+        is_refused: whether torch refuses a derivative.
+        only, third, is_nestable: as for `formula`.
+    """
 
     def answer(*args: object, **kwargs: object) -> object:
         arguments = (*args, *kwargs.values())
@@ -147,8 +156,10 @@ def _is_smooth(x: Tensor) -> bool:
 
 
 class _Twice(torch.autograd.Function):
-    """Torch's operator with torch's own backward, or with the formula's backward if the backward is
-    itself differentiated, which is known only when it runs."""
+    """Call torch's operator, with torch's backward unless the backward is itself differentiated.
+
+    In that case, which is known only when the backward runs, the formula is differentiated.
+    """
 
     @staticmethod
     def forward(
@@ -160,13 +171,13 @@ class _Twice(torch.autograd.Function):
     ) -> Results:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(MARKER, *tensors)
-        inner = None
+        inner_graph = None
         # Hooks may offload saved tensors, or recompute them: they apply to the outer graph only,
         # and the backward builds the inner graph again.
         if torch_private.autograd._top_saved_tensors_default_hooks(False) is None:
-            inner = _graph(call, function, tensors)
-        ctx.constants = inner, call, function, compute
-        results = call(function, *tensors) if inner is None else inner[1]
+            inner_graph = _graph(call, function, tensors)
+        ctx.constants = inner_graph, call, function, compute
+        results = call(function, *tensors) if inner_graph is None else inner_graph[1]
         if isinstance(results, Tensor):
             return results.detach()
         return tuple(result.detach() for result in results)
@@ -176,13 +187,13 @@ class _Twice(torch.autograd.Function):
         _, *saved = ctx.saved_tensors
         inner, call, function, compute = ctx.constants
         incoming = [g for g in gradients if g is not None]
-        needed = ctx.needs_input_grad[3:]
+        is_needed = ctx.needs_input_grad[3:]
         create_graph = torch.is_grad_enabled()
         retain = torch_private.autograd._get_current_graph_task_keep_graph()
         if create_graph or levels_of(incoming).forward:
             with torch.enable_grad():
                 # Aliases, since a tensor that is passed twice has two gradients.
-                leaves = [alias(x) if need else x for x, need in zip(saved, needed, strict=True)]
+                leaves = [alias(x) if need else x for x, need in zip(saved, is_needed, strict=True)]
                 inner = leaves, call(compute, *leaves)
         elif inner is None:
             inner = _graph(call, function, saved)
@@ -198,20 +209,20 @@ class _Twice(torch.autograd.Function):
         leaf_gradients = iter(
             torch.autograd.grad(
                 [y for y, _ in pairs],
-                [x for x, need in zip(leaves, needed, strict=True) if need],
+                [x for x, need in zip(leaves, is_needed, strict=True) if need],
                 [g for _, g in pairs],
                 retain_graph=retain or create_graph,
                 create_graph=create_graph,
                 allow_unused=True,
             )
         )
-        return (None, None, None, *(next(leaf_gradients) if need else None for need in needed))
+        return (None, None, None, *(next(leaf_gradients) if need else None for need in is_needed))
 
 
 def _graph(
     call: Callable[..., Results], function: Function, tensors: Sequence[Tensor]
 ) -> tuple[list[Tensor], Results]:
-    """Return detached leaves of the tensors, and the call's results with a graph down to them."""
+    """Return detached copies of the tensors, and the call's results with a graph to the copies."""
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
         return leaves, call(function, *leaves)

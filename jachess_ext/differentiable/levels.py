@@ -32,7 +32,7 @@ class Levels(NamedTuple):
 
 
 def levels_of(tensors: Sequence[Tensor]) -> Levels:
-    """Return the levels at which these tensors are differentiated."""
+    """Return the numbers of levels at which any of the tensors is differentiated."""
     functorch = torch_private.functorch
     has_dual_level = forward_ad._current_level >= 0
     if functorch.peek_interpreter_stack() is None:

@@ -23,8 +23,10 @@ def cholesky(input: Tensor, upper: bool = False) -> Tensor:
 def ormqr(
     input: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False
 ) -> Tensor:
-    """The reflections I − τ v vᴴ one by one; v is a column of ``input`` below the diagonal, with 1
-    on it."""
+    """Apply the Householder reflections I − τ v vᴴ one by one.
+
+    Each v is a column of ``input``: its entries below the diagonal, 1 on the diagonal, 0 above.
+    """
     if not left:  # C Q = (Qᴴ Cᴴ)ᴴ
         return ormqr(input, tau, other.mH, True, not transpose).mH
     dtype = result_dtype(other, ["cpu"])
@@ -42,7 +44,7 @@ def ormqr(
 
 @formula(torch.linalg.householder_product, torch.orgqr, Tensor.orgqr, wrong="jvp(jvp), vjp(jvp)")
 def householder_product(input: Tensor, tau: Tensor) -> Tensor:
-    """As `ormqr`."""
+    """Apply `ormqr` to the identity."""
     unit = torch.eye(*input.shape[-2:], dtype=input.dtype, device=input.device)
     return ormqr(input, tau, unit.expand(input.shape))
 
@@ -54,7 +56,7 @@ _SOLUTION = "jvp(jvp), vjp(jvp)"
 
 @formula(torch.linalg.solve, wrong=_SOLUTION)
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
-    """Torch's solution X plus A⁻¹ (B − A X), which is 0 and carries the derivatives."""
+    """Add A⁻¹ (B − A X), which is 0 and has the derivatives, to torch's solution X, a constant."""
     if B.ndim == 1 or B.shape == A.shape[:-1]:
         return solve(A, B.unsqueeze(-1)).squeeze(-1)
     if not left:
@@ -67,7 +69,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
 def solve_ex(
     A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """As `solve`."""
+    """Solve by `solve`."""
     solved = torch.linalg.solve_ex(A.detach(), B.detach(), left=left, check_errors=check_errors)
     return type(solved)((solve(A, B, left=left), solved.info))
 
@@ -80,7 +82,7 @@ def tensorsolve(
     *,
     solve: Callable[[Tensor, Tensor], Tensor] = solve,
 ) -> Tensor:
-    """As `solve`, with the dimensions ``dims`` of A moved last."""
+    """Solve by `solve`, after the dimensions ``dims`` of A are moved to the end."""
     if dims is not None:
         A = A.movedim(tuple(dims), tuple(range(A.ndim - len(dims), A.ndim)))
     size = B.shape.numel()
@@ -91,7 +93,7 @@ def tensorsolve(
 
 
 def _diagonal(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Return det P, ±1, and the diagonal of U, of the decomposition A = P L U."""
+    """Return det P (1 or −1) and the diagonal of U of the decomposition A = P L U."""
     permutation, _, upper = torch.linalg.lu(A)
     sign = torch.linalg.det(permutation.detach().real).round().to(A.dtype)
     return sign, upper.diagonal(dim1=-2, dim2=-1)
@@ -99,7 +101,7 @@ def _diagonal(A: Tensor) -> tuple[Tensor, Tensor]:
 
 @formula(torch.linalg.slogdet, torch.slogdet, Tensor.slogdet, wrong=_DETERMINANT)
 def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
-    """The diagonal of the LU decomposition."""
+    """Sum the logarithms of the diagonal of the LU decomposition."""
     sign, diagonal = _diagonal(A)
     magnitudes = diagonal.abs()
     results = sign * (diagonal / magnitudes).prod(-1), magnitudes.log().sum(-1)
@@ -108,15 +110,18 @@ def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
 
 @formula(torch.logdet, Tensor.logdet, wrong=_DETERMINANT)
 def logdet(A: Tensor) -> Tensor:
-    """As `slogdet`."""
+    """Add the logarithm of the sign to the result of `slogdet`."""
     sign, log_magnitude = slogdet(A)
     return log_magnitude + sign.log()
 
 
 @formula(torch.linalg.det, torch.det, Tensor.det, wrong=_DETERMINANT)
 def det(A: Tensor) -> Tensor:
-    """det B (d − c B⁻¹ b) of the blocks [[B, b], [c, d]] of Uᴴ A V, with A's singular vectors held
-    constant: the smallest singular value is in d, so that B has an inverse where A is singular."""
+    """Compute det B (d − c B⁻¹ b) from the blocks [[B, b], [c, d]] of Uᴴ A V, with the singular
+    vectors U and V of A held constant.
+
+    d holds the smallest singular value, so that B has an inverse even where A is singular.
+    """
     if not A.shape[-1]:
         return torch.linalg.det(A)
     left, _, right = torch.linalg.svd(A.detach())

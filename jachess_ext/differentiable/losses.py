@@ -18,14 +18,14 @@ _aten = torch.ops.aten
 Lengths = Tensor | Sequence[int] | int
 
 
-def _nn(name: str) -> Function | None:
+def _native(name: str) -> Function | None:
     """Return the C++ function that torch's Python function ``name`` calls; None if there is
     none."""
     return torch_private.find(f"torch._C._nn.{name}")  # type: ignore[no-any-return]
 
 
 def _reduce(losses: Tensor, reduction: int) -> Tensor:
-    """Return losses reduced by torch's code for a reduction: 0 none, 1 mean, 2 sum."""
+    """Return losses reduced as torch's integer code says: 0 none, 1 mean, 2 sum."""
     return (losses, losses.mean, losses.sum)[reduction]() if reduction else losses  # type: ignore[operator]
 
 
@@ -38,14 +38,14 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1] if x.ndim else 1)
 
 
-@formula(_nn("hardsigmoid"), refuses="second, mixed")
+@formula(_native("hardsigmoid"), refuses="second, mixed")
 def hardsigmoid(input: Tensor) -> Tensor:
-    """x / 6 + 1 / 2 between −3 and 3."""
-    inside = (input > -3) & (input < 3)
-    return torch.where(inside, input / 6 + 0.5, (input >= 3).to(input.dtype) + 0 * input.detach())
+    """Compute x / 6 + 1 / 2 between −3 and 3, and 0 or 1 beyond."""
+    in_range = (input > -3) & (input < 3)
+    return torch.where(in_range, input / 6 + 0.5, (input >= 3).to(input.dtype) + 0 * input.detach())
 
 
-in_place(_nn("hardsigmoid_"), _nn("hardsigmoid"))
+in_place(_native("hardsigmoid_"), _native("hardsigmoid"))
 
 
 @formula(
@@ -53,27 +53,27 @@ in_place(_nn("hardsigmoid_"), _nn("hardsigmoid"))
     refuses="forward, mixed",
 )
 def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """The gradient times the mask and its scale."""
+    """Multiply the gradient by the mask and its scale."""
     return grad_output * mask.to(grad_output.dtype) * scale
 
 
-@formula(_nn("huber_loss"), refuses="mixed")
+@formula(_native("huber_loss"), refuses="mixed")
 def huber_loss(input: Tensor, target: Tensor, reduction: int = 0, delta: float = 1.0) -> Tensor:
-    """z² / 2, and δ (|z| − δ / 2) where |z| > δ."""
+    """Compute z² / 2, and δ (|z| − δ / 2) where |z| > δ, for z = input − target."""
     # z², not |z|², whose second derivative at z = 0 is 0 in torch.
     z = _widen(input) - _widen(target)
     gap = z.abs()
     return _reduce(torch.where(gap < delta, 0.5 * z * z, delta * (gap - 0.5 * delta)), reduction)
 
 
-@formula(_nn("soft_margin_loss"), refuses="mixed")
+@formula(_native("soft_margin_loss"), refuses="mixed")
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) -> Tensor:
-    """−logsigmoid(x y)."""
+    """Compute −logsigmoid(x y) of input x and target y."""
     input = _widen(input)
     return _reduce(-F.logsigmoid(input * target.to(input.dtype)), reduction)
 
 
-@formula(_nn("multi_margin_loss"), refuses="forward, second, mixed")
+@formula(_native("multi_margin_loss"), refuses="forward, second, mixed")
 def multi_margin_loss(
     input: Tensor,
     target: Tensor,
@@ -82,7 +82,7 @@ def multi_margin_loss(
     weight: Tensor | None = None,
     reduction: int = 0,
 ) -> Tensor:
-    """Margins between each score and that of the class."""
+    """Compute the margins between each score and the score of the class."""
     scores, classes = _rows(_widen(input)), target.reshape(-1)
     gap = margin - scores.gather(1, classes.unsqueeze(1)) + scores
     is_wrong_class = torch.arange(scores.shape[1], device=input.device) != classes.unsqueeze(1)
@@ -92,15 +92,15 @@ def multi_margin_loss(
     return _reduce((losses.sum(1) / scores.shape[1]).reshape(target.shape), reduction)
 
 
-@formula(_nn("multilabel_margin_loss"), refuses="forward, second, mixed")
+@formula(_native("multilabel_margin_loss"), refuses="forward, second, mixed")
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) -> Tensor:
-    """Margins of all pairs of a label and another class."""
+    """Compute the margins of all pairs of a label and another class."""
     scores, classes = _rows(_widen(input)), _rows(target)
-    valid = (classes >= 0).cummin(1).values  # the labels end at the first −1
-    classes = torch.where(valid, classes, 0)
-    hits = torch.zeros_like(classes).scatter_add(1, classes, valid.long())
+    is_label = (classes >= 0).cummin(1).values  # the labels end at the first −1
+    classes = torch.where(is_label, classes, 0)
+    hits = torch.zeros_like(classes).scatter_add(1, classes, is_label.long())
     gap = 1 - scores.gather(1, classes).unsqueeze(2) + scores.unsqueeze(1)
-    counted = (gap > 0) & valid.unsqueeze(2) & (hits == 0).unsqueeze(1)
+    counted = (gap > 0) & is_label.unsqueeze(2) & (hits == 0).unsqueeze(1)
     losses = torch.where(counted, gap, 0 * gap).sum((1, 2)) / scores.shape[1]
     return _reduce(losses.reshape(input.shape[:-1]), reduction)
 
@@ -115,8 +115,8 @@ def ctc_loss(
     reduction: int = 0,
     zero_infinity: bool = False,
 ) -> Tensor:
-    """The forward recursion, a logsumexp for each step. Of log-probabilities that are not
-    normalised torch's first backward is not the derivative; the formula's is."""
+    """Run the forward recursion, with a logsumexp for each step.  For log-probabilities that are
+    not normalised torch's first backward is wrong, and the formula's is right."""
     is_unbatched = log_probs.ndim == 2
     logs = wide(log_probs.unsqueeze(1) if is_unbatched else log_probs)
     steps, batch, _ = logs.shape
@@ -125,13 +125,13 @@ def ctc_loss(
         torch.as_tensor(lengths, device=device).reshape(-1).long()
         for lengths in (input_lengths, target_lengths)
     )
-    indices, valid = ragged_table(target_sizes.cumsum(0) - target_sizes, target_sizes)
-    longest = valid.shape[1]
+    indices, is_valid = ragged_table(target_sizes.cumsum(0) - target_sizes, target_sizes)
+    longest = is_valid.shape[1]
     if targets.ndim == 1 and targets.numel() and longest:
         labels = targets.to(device)[indices]
     else:
         labels = targets.to(device).reshape(batch, -1)[:, :longest]
-    labels = torch.where(valid, labels.long(), blank)
+    labels = torch.where(is_valid, labels.long(), blank)
     # A blank before and after each label; a path may skip one between two labels that differ.
     symbols = labels.new_full((batch, 2 * longest + 1), blank)
     symbols[:, 1::2] = labels
@@ -143,9 +143,9 @@ def ctc_loss(
     paths = torch.where(position < 2, scores[0], low)
     for t in range(1, steps):
         skipped = torch.where(may_skip, F.pad(paths, (2, 0), value=low)[:, :-2], low)
-        before = torch.stack([paths, F.pad(paths, (1, 0), value=low)[:, :-1], skipped])
+        previous = torch.stack([paths, F.pad(paths, (1, 0), value=low)[:, :-1], skipped])
         is_running = (t < input_sizes).unsqueeze(1)
-        paths = torch.where(is_running, before.logsumexp(0) + scores[t], paths)
+        paths = torch.where(is_running, previous.logsumexp(0) + scores[t], paths)
     end = 2 * target_sizes.unsqueeze(1)
     is_last = (position == end) | (position == end - 1)
     losses = -torch.where(is_last, paths, low).logsumexp(1)

@@ -43,15 +43,16 @@ def differentiable(math: Math = "replace") -> TorchFunctionMode:
     """Return a context in which unmodified code can differentiate operators that torch refuses to
     differentiate.
 
-    Within it `torch.func`, dual numbers, ``create_graph=True`` and `autograd.functional`, in any
-    nesting, differentiate `scaled_dot_product_attention`, in memory linear in the tokens up to
-    order two, and the other operators that torch refuses.  Nested derivatives that are wrong in
-    torch, as those of layer norms, are right.  Values and first gradients are torch's own.
+    Within the context `torch.func`, dual numbers, ``create_graph=True`` and `autograd.functional`,
+    in any nesting, differentiate `scaled_dot_product_attention`, in memory linear in the tokens up
+    to order two, and the other operators that torch refuses.  Nested derivatives that are wrong in
+    torch, such as those of layer norms, are right.  Values and first gradients are torch's own.
     docs/refused.md lists the operators.
 
-    It is also a decorator, for example of a model's ``forward``.  Like torch's modes it applies to
-    the thread that enters it.  Code compiled by `torch.compile` is not affected.  The forward has
-    to run within it, and the backward, too, if a checkpoint runs the forward again.
+    The context is also a decorator, for example of a model's ``forward``.  Like torch's modes it
+    applies to the thread that enters it.  Code compiled by `torch.compile` is not affected.  The
+    forward has to run within the context, and the backward, too, if a checkpoint runs the forward
+    again.
 
     Args:
         math: what to do in programs that allow only math attention, often because torch refuses to
@@ -137,8 +138,8 @@ def is_active() -> bool:
 
 
 def _is_plain(values: Sequence[object]) -> bool:
-    """Return whether no tensor in the values, or in lists and tuples among them, is of a subclass,
-    such as a jet."""
+    """Return whether every tensor in the values, or in lists and tuples among them, is a plain
+    Tensor or Parameter, not a subclass such as a jet."""
     return all(
         type(x) in (Tensor, torch.nn.Parameter) if isinstance(x, Tensor) else _is_plain(x)
         for x in values
@@ -171,11 +172,11 @@ COPIES |= dict(_COPIED.values())
 
 
 def _copy_of(function: Function) -> Function | None:
-    """Return the copy of a Python function, or of a Function's `apply`, to run within the mode;
-    None if it has none.
+    """Return the copy of a Python function, or of a Function's `apply`, that runs within the mode;
+    None if there is none.
 
-    A function passes its module's attribute of its name to modes, which may be a profiler's
-    wrapper: so the attributes are compared as well.
+    A mode receives the function that its module has under this name, which may be a profiler's
+    wrapper instead of torch's function.  Such a wrapper is recognised by the module's attribute.
     """
     copy = COPIES.get(function)
     names = getattr(function, "__globals__", {})

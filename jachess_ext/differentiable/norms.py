@@ -25,7 +25,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    """The mean, the centred values and the root of their mean square, written out."""
+    """Compute the mean, the centred values and the root of their mean square by plain steps."""
     out = _normalise(wide(input), range(-len(normalized_shape), 0), eps)
     return _affine(out, weight, bias).to(result_dtype(input, ["cuda"]))
 
@@ -33,8 +33,10 @@ def layer_norm(
 def _has_no_statistics(
     input: Tensor, weight: object, bias: object, running_mean: object, *_: object, **__: object
 ) -> bool:
-    """Return whether a norm has no running statistics, which a second run in the backward would
-    update again."""
+    """Return whether a norm has no running statistics.
+
+    A second run in the backward would update running statistics again.
+    """
     return running_mean is None
 
 
@@ -42,7 +44,7 @@ def _channel_norm(function: Callable[..., Tensor], text: str, dims: Sequence[int
     """Register the formula of `torch.batch_norm` or `torch.instance_norm`.
 
     Args:
-        text: how the norm is computed, for the table.
+        text: what is computed, a sentence for the table.
         dims: dimensions over which the statistics are computed, besides all from 2 on.
     """
 
@@ -79,9 +81,9 @@ def _channel_norm(function: Callable[..., Tensor], text: str, dims: Sequence[int
     formula(function, wrong=wrong, third=_has_no_statistics)(norm)
 
 
-_BATCH = "As `layer_norm`, over the batch; torch itself updates the running statistics."
+_BATCH = "Normalise as `layer_norm` does, over the batch; torch updates the running statistics."
 _channel_norm(torch.batch_norm, _BATCH, [0])
-_channel_norm(torch.instance_norm, "As `batch_norm`, for each sample.", [])
+_channel_norm(torch.instance_norm, "Normalise each sample as `batch_norm` does.", [])
 
 
 def _normalise(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:

@@ -22,12 +22,12 @@ _FLAGS = RLock()
 @contextmanager
 def _without_libraries() -> Iterator[None]:
     with _FLAGS:
-        before = mkldnn.enabled, cudnn.enabled
+        were_enabled = mkldnn.enabled, cudnn.enabled
         mkldnn.enabled = cudnn.enabled = False  # type: ignore[assignment]
         try:
             yield
         finally:
-            mkldnn.enabled, cudnn.enabled = before
+            mkldnn.enabled, cudnn.enabled = were_enabled
 
 
 def _recurrent(name: str) -> None:
@@ -46,7 +46,7 @@ def _recurrent(name: str) -> None:
         with _without_libraries():
             return function(input, *args)  # type: ignore[no-any-return]
 
-    text = "Torch's own kernels, without oneDNN and cuDNN (on a GPU in the first backward, too)."
+    text = "Call torch's own kernels, not oneDNN or cuDNN (on a GPU in the first backward, too)."
     TABLE.append(Row(name, "forward, mixed (oneDNN), second (cuDNN)", "", text))
 
 

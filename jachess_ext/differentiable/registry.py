@@ -15,7 +15,8 @@ COPIES: dict[Function, Function] = {}
 def answers(*functions: Function) -> Callable[[A], A]:
     """Return a decorator that registers a function to be called in place of torch's ``functions``.
 
-    It is called outside of the mode, with plain tensors or tensors wrapped by torch's transforms.
+    The function is called outside of the mode, with plain tensors or tensors that torch's
+    transforms wrap.
 
     Examples:
         >>> @answers(torch.special.erfcx)

@@ -24,8 +24,8 @@ _aten = torch.ops.aten
 def grid_sample(
     input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Tensor:
-    """The weighted sum of the pixels around each point of the grid, 1, 4 or 16 gathered tensors of
-    the result's size, in three dimensions 1 or 8."""
+    """Sum the weighted pixels around each point of the grid: 1, 4 or 16 gathered tensors of the
+    result's size, in three dimensions 1 or 8."""
     padding, is_cubic = PADDINGS[padding_mode], interpolation_mode == 2
     image, sizes = wide(input), input.shape[2:]
     flat, points = image.flatten(2), wide(grid).flatten(1, -2)
@@ -65,17 +65,17 @@ def grid_sample(
 
 
 def _cubic(t: Tensor) -> list[Tensor]:
-    """Return the cubic convolution's weights of the pixels −1, 0, 1 and 2 for a point t in [0,
-    1)."""
+    """Return the cubic convolution's weights of the pixels at −1, 0, 1 and 2 for a point t in
+    [0, 1)."""
     a = _CUBIC
 
-    def near(x: Tensor) -> Tensor:
+    def near_weight(x: Tensor) -> Tensor:
         return ((a + 2) * x - (a + 3)) * x * x + 1
 
-    def far(x: Tensor) -> Tensor:
+    def far_weight(x: Tensor) -> Tensor:
         return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
 
-    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+    return [far_weight(t + 1), near_weight(t), near_weight(1 - t), far_weight(2 - t)]
 
 
 def _fold_coordinate(point: Tensor, size: int, padding: str, align_corners: bool) -> Tensor:

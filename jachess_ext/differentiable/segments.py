@@ -22,8 +22,8 @@ def ragged_table(starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
     """Return two tensors ``[groups, longest]``: the indices starts[n] + j of each group's rows,
     padded with 0, and a mask that is true at rows and false at padding."""
     column = torch.arange(int(sizes.max()) if sizes.numel() else 0, device=sizes.device)
-    valid = column < sizes.unsqueeze(1)
-    return torch.where(valid, starts.unsqueeze(1) + column, 0), valid
+    is_row = column < sizes.unsqueeze(1)
+    return torch.where(is_row, starts.unsqueeze(1) + column, 0), is_row
 
 
 def _combine(x: Tensor, valid: Tensor, reduce: str) -> Tensor:
@@ -53,11 +53,11 @@ def _reduce_with(
     """
     sizes = torch.zeros(len(x), dtype=torch.long, device=groups.device)
     sizes = sizes.scatter_add(0, groups, torch.ones_like(groups))
-    numbers, valid = ragged_table(sizes.cumsum(0) - sizes, sizes)
+    numbers, is_valid = ragged_table(sizes.cumsum(0) - sizes, sizes)
     table = torch.argsort(groups, stable=True)[numbers]
-    has_self = torch.ones_like(valid[:, :1]) if include_self else ~valid.any(1, keepdim=True)
+    has_self = torch.ones_like(is_valid[:, :1]) if include_self else ~is_valid.any(1, keepdim=True)
     stacked = torch.cat([x.unsqueeze(1), _rows(source, table)], 1)
-    return _combine(stacked, torch.cat([has_self, valid], 1), reduce).to(x.dtype)
+    return _combine(stacked, torch.cat([has_self, is_valid], 1), reduce).to(x.dtype)
 
 
 @formula(torch.index_reduce, Tensor.index_reduce, refuses="forward, mixed")
@@ -70,7 +70,7 @@ def index_reduce(
     *,
     include_self: bool = True,
 ) -> Tensor:
-    """A padded table of the rows, reduced; memory rows × longest group."""
+    """Reduce a padded table of each group's rows; memory groups × rows of the longest group."""
     if not input.numel() or not index.numel():
         return input.clone()
     x, rows = (y.reshape(1) if y.ndim == 0 else y.movedim(dim, 0) for y in (input, source))
@@ -96,7 +96,7 @@ def _is_product(
 def scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """As `index_reduce`."""
+    """Reduce each entry's group as `index_reduce` does."""
     x, index, src = (y.reshape(1) if y.ndim == 0 else y for y in (input, index, src))
     dim %= x.ndim
     # An entry of src at a position of ``index`` goes to the entry of x with that index along
@@ -124,27 +124,27 @@ def segment_reduce(
     unsafe: bool = False,
     initial: float | None = None,
 ) -> Tensor:
-    """A padded table of the rows, reduced; memory segments × longest."""
+    """Reduce a padded table of each segment's rows; memory segments × rows of the longest one."""
     if lengths is None:
         assert offsets is not None
         lengths, starts = offsets.diff(dim=-1), offsets[..., :-1]
     else:
         starts = lengths.cumsum(-1) - lengths
     x = data.flatten(0, axis)  # the rows of all batches, one behind another
-    firsts = torch.arange(lengths[..., 0].numel(), device=data.device) * data.shape[axis]
-    starts = (starts.reshape(len(firsts), -1) + firsts.unsqueeze(1)).flatten()
-    rows, valid = ragged_table(starts, lengths.flatten())
+    first_rows = torch.arange(lengths[..., 0].numel(), device=data.device) * data.shape[axis]
+    starts = (starts.reshape(len(first_rows), -1) + first_rows.unsqueeze(1)).flatten()
+    rows, is_valid = ragged_table(starts, lengths.flatten())
     table = _rows(x, rows)
     if initial is not None:
         initial_column = table.new_full((len(table), 1, *table.shape[2:]), initial)
-        counts = valid.sum(1).clamp(min=1).reshape(-1, *(1,) * (x.ndim - 1))
-        with_first = F.pad(valid, (1, 0), value=True)
+        counts = is_valid.sum(1).clamp(min=1).reshape(-1, *(1,) * (x.ndim - 1))
+        with_first = F.pad(is_valid, (1, 0), value=True)
         out = _combine(
             torch.cat([initial_column, table], 1), with_first, "sum" if reduce == "mean" else reduce
         )
         out = out / counts if reduce == "mean" else out
     else:
-        out = _combine(table, valid, reduce)
+        out = _combine(table, is_valid, reduce)
     return out.reshape(*lengths.shape, *data.shape[axis + 1 :]).to(data.dtype)
 
 
@@ -160,22 +160,22 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A padded table of the rows, reduced; memory bags × longest. Its gradient is dense, and is not
-    scaled by frequency."""
+    """Reduce a padded table of each bag's rows; memory bags × rows of the longest bag.  The
+    gradient is dense, and is not scaled by frequency."""
     starts, count = offsets.long(), indices.numel()
     ends = (
         starts[1:] if include_last_offset else torch.cat([starts[1:], starts.new_tensor([count])])
     )
     starts = starts[: len(ends)]
-    entries, valid = ragged_table(starts, ends - starts)
+    entries, is_valid = ragged_table(starts, ends - starts)
     rows = indices[entries] if count else entries
     if padding_idx is not None:
-        valid = valid & (rows != padding_idx % len(weight))
+        is_valid = is_valid & (rows != padding_idx % len(weight))
     x = _rows(wide(weight), rows)
     if per_sample_weights is not None:
         x = x * _rows(wide(per_sample_weights), entries).unsqueeze(-1)
-    out = _combine(x, valid, ("sum", "mean", "max")[mode])
-    empty = ~valid.any(1, keepdim=True)
+    out = _combine(x, is_valid, ("sum", "mean", "max")[mode])
+    empty = ~is_valid.any(1, keepdim=True)
     out = torch.where(empty, 0, out).to(weight.dtype)
-    none = indices.new_zeros(0)
-    return out, none, none, none
+    no_indices = indices.new_zeros(0)
+    return out, no_indices, no_indices, no_indices

@@ -114,8 +114,8 @@ def _drop_none(results: Sequence[Tensor | None]) -> list[Tensor]:
 def _slope(
     gradients: Sequence[Tensor | None], steps: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor]:
-    """Return ⟨u, g⟩, the derivative along ``steps`` u, and the sum of the moduli of its terms, the
-    scale of its rounding."""
+    """Return ⟨u, g⟩, the derivative along ``steps`` u, and the sum of the absolute values of its
+    terms, in units of which it is rounded."""
     pairs = zip(gradients, steps, strict=True)
     terms = [(wide(g).conj() * wide(u)).real for g, u in pairs if g is not None and u is not None]
     slopes = torch.stack([term.sum(dtype=torch.double) for term in terms])
@@ -124,10 +124,10 @@ def _slope(
 
 
 class AttachGradients(torch.autograd.Function):
-    """Identity of the loss, whose backward also gives the value E the gradient v and the tangent
-    ⟨u, g⟩ the gradient 1, both times the loss's own.
+    """Return the loss unchanged, with a backward that also differentiates v E + ⟨u, g⟩.
 
-    Adding v E + ⟨u, g⟩ to the loss instead could overflow where the loss is finite.
+    The gradient of the value E is v, and that of the tangent ⟨u, g⟩ is 1, both times the gradient
+    of the loss.  Adding v E + ⟨u, g⟩ to the loss instead could overflow where the loss is finite.
     """
 
     @staticmethod
@@ -160,7 +160,8 @@ def _leaf(value: object) -> Any:
 
 
 def _gradients(total: Tensor, leaves: Sequence[object]) -> list[Tensor | None]:
-    """Return the gradients of a scalar by the leaves; None for a leaf that requires none."""
+    """Return the gradients of a scalar with respect to the leaves; None for a leaf that requires
+    no gradient."""
     if total.numel() != 1:
         raise ValueError(f"gradient_loss: loss has shape {list(total.shape)}; expected one number.")
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]

@@ -47,6 +47,6 @@ torch_private.skip_code(traced_gradient_loss.__code__)
 
 @torch._dynamo.nonstrict_trace
 def _attach_gradients(total: Tensor, cotangent: Tensor, output: Tensor, tangent: Tensor) -> Tensor:
-    """Apply `AttachGradients` in a region that dynamo does not look into: it would drop the
+    """Apply `AttachGradients` in a region that dynamo does not trace, as tracing would drop the
     RuntimeError of the backward."""
     return AttachGradients.apply(total, cotangent, output, tangent)

@@ -74,7 +74,7 @@ def _with_aux(result_type: type[R]) -> type[R]:
 
 
 def _result(result_type: type[R], *fields: object) -> R:
-    """Return the fields as a named tuple of this type, with ``aux`` if they are one more."""
+    """Return the fields as a named tuple of this type; an additional last field is ``aux``."""
     has_aux = len(fields) > len(result_type._fields)
     return (_with_aux(result_type) if has_aux else result_type)._make(fields)
 

@@ -74,8 +74,10 @@ COMMANDS = {
 
 
 def modules_needed() -> dict[str, tuple[str, ...]]:
-    """Return command -> modules that it needs; a command with an option that needs further modules
-    has an entry of its own, such as "jachess select --report"."""
+    """Return a dict of the modules that each command needs: command -> modules.
+
+    An option that needs further modules has an entry of its own, such as "jachess select --report".
+    """
     return {
         " --".join(["jachess " + name, *option]): (*command.needs, *modules)
         for name, command in COMMANDS.items()
@@ -86,7 +88,7 @@ def modules_needed() -> dict[str, tuple[str, ...]]:
 class _Output:
     """A stream that discards its text once the reading process (such as `head`) has ended.
 
-    So a command finishes its work, and writes its files.  Characters that the stream's encoding
+    A command thus finishes its work, and writes its files.  Characters that the stream's encoding
     lacks are written as escapes.
     """
 
@@ -184,7 +186,8 @@ def _parsed(name: str, words: Sequence[str]) -> functools.partial[int | None]:
 
 
 def _parsed_by_tyro(name: str, words: Sequence[str]) -> functools.partial[int | None]:
-    """Return a command's function with the options bound, which tyro derives from its signature."""
+    """Parse a command's options, which tyro derives from the signature of the command's function;
+    return the function with these options bound."""
     command = COMMANDS[name]
     try:
         import tyro
@@ -196,12 +199,12 @@ def _parsed_by_tyro(name: str, words: Sequence[str]) -> functools.partial[int | 
 
     # tyro calls this wrapper, not the function, since it reports errors as those of the options.
     @functools.wraps(function)
-    def call(*arguments: object, **options: object) -> functools.partial[int | None]:
+    def bind(*arguments: object, **options: object) -> functools.partial[int | None]:
         return functools.partial(function, *arguments, **options)
 
-    with_defaults: Callable[..., functools.partial[int | None]] = call
+    with_defaults: Callable[..., functools.partial[int | None]] = bind
     if name == "finetune":
         from .commands.finetune import with_grid_file
 
-        with_defaults, words = with_grid_file(call, words)
+        with_defaults, words = with_grid_file(bind, words)
     return tyro.cli(with_defaults, prog=f"jachess {name}", args=words)

@@ -55,7 +55,7 @@ _FULL_BATCH_BYTES = 16 * 2**20  # bytes that a batch of all samples may take, wh
 
 @dataclass(repr=False)
 class Report:
-    """Report of how a kernel was, or would be, computed.
+    """Report of how a kernel was computed, or would be computed.
 
     Attributes:
         samples, others, outputs: the sizes N, M and C of the kernel [N, C, M, C].
@@ -101,9 +101,9 @@ class Report:
         return next((choice.form for choice in self.choices if name in choice.names), "none")
 
     def __repr__(self) -> str:
-        sides = f"{self.samples} samples" + ("" if self.symmetric else f" × {self.others}")
+        size_text = f"{self.samples} samples" + ("" if self.symmetric else f" × {self.others}")
         lines = [
-            f"NTK of {sides}, {self.outputs} outputs, {self.parameters:,} parameters; "
+            f"NTK of {size_text}, {self.outputs} outputs, {self.parameters:,} parameters; "
             f"{self.blocks} pairs of blocks of {self.block}; about "
             f"{self.expected_bytes / 2**20:.0f} MiB of {self.budget_bytes / 2**20:.0f} MiB",
             f"{'form':<8} {'T kept':>6} {'GFLOP A':>9} {'GFLOP B':>9}  parameters",
@@ -111,11 +111,11 @@ class Report:
         for choice in self.choices:
             if choice.names[0] in self.fallback:
                 continue
-            cells = f"{'':>6} {'':>9} {'':>9}"
+            cost_text = f"{'':>6} {'':>9} {'':>9}"
             if choice.cost is not None:
                 gram, dense = choice.cost.gram_flops / 1e9, choice.cost.materialise_flops / 1e9
-                cells = f"{choice.positions:>6} {gram:>9.3g} {dense:>9.3g}"
-            lines.append(f"{choice.form:<8} {cells}  {', '.join(choice.names)}")
+                cost_text = f"{choice.positions:>6} {gram:>9.3g} {dense:>9.3g}"
+            lines.append(f"{choice.form:<8} {cost_text}  {', '.join(choice.names)}")
         lines += [f"{'per_sample':<36}{name}: {why}" for name, why in self.fallback.items()]
         if self.local:
             lines.append(f"module alone differentiated: {', '.join(self.local)}")
@@ -144,8 +144,8 @@ class Measurement:
     report: Report
 
     def __repr__(self) -> str:
-        held = "on another rank" if self.theta is None else list(self.theta.shape)
-        return f"kernel {held}\n{self.report}"
+        shape_text = "on another rank" if self.theta is None else list(self.theta.shape)
+        return f"kernel {shape_text}\n{self.report}"
 
 
 @overload
@@ -171,33 +171,35 @@ def ntk(
 ) -> Tensor | Report | None:
     """Compute the empirical NTK, Θ[n, c, m, c'] = ∇_θ f_c(x_n) · ∇_θ f_c'(x_m), exactly.
 
-    This is Eq. 8 of LensLLM.  One forward and C backward passes a block of samples give each
-    layer's inputs and output cotangents; these are contracted layer by layer (docs/ntk.md, Forms).
-    The model is put in evaluation mode for the call (no dropout); its parameters and their
-    ``.grad`` are untouched.
+    This is Eq. 8 of LensLLM.  For each block of samples, one forward pass and C backward passes
+    give each layer's inputs and output cotangents, which are contracted layer by layer
+    (docs/ntk.md, Forms).  The model is put in evaluation mode for the call (no dropout); its
+    parameters and their ``.grad`` are not changed.
 
     Args:
         model: any torch model; logits are its ``.logits``, its "logits", or the tensor it returns.
         batch: a dict of tensors as a collator yields it (or one tensor): N samples.
         other: the M samples of the kernel's second axis; None: those of ``batch``, with each pair
             computed once.
-        outputs: "logits": all C of them; "sum": the pseudo-NTK, NTK of Σ_c logits_c divided by C;
-            "label": each sample's label's logit; an int k: k random projections, whose trace over
-            outputs Σ_j Θ[n, j, m, j] is unbiased for the trace of the logits' kernel, with variance
-            (2/k) Σ_{c≠c'} S_cc'² (S: its symmetric part over outputs); or a callable (model output,
-            batch) -> [n, C].  Token-level logits [n, T, L] count at the last real token; "label"
-            averages over the labelled tokens (shifted by one for causal language models).
-        parameters: None: all that require gradients; names; or a predicate (name, p) -> bool.
-        method: "auto" chooses form A or B per layer by counted cost; "gram" and "materialise" force
-            A or B; "per_sample": exact gradients one sample at a time, slow, for any model;
-            "explain": no kernel, but the `Report` of what would be done.
+        outputs: "logits": all C logits; "sum": the pseudo-NTK, the NTK of Σ_c logits_c divided by
+            C; "label": the logit of each sample's label; an int k: k random projections, whose
+            trace over outputs Σ_j Θ[n, j, m, j] is an unbiased estimate of the trace of the logits'
+            kernel, with variance (2/k) Σ_{c≠c'} S_cc'² (S: the kernel's symmetric part over
+            outputs); or a callable (model output, batch) -> [n, C].  Token-level logits [n, T, L]
+            are taken at the last real token; "label" averages over the labelled tokens (shifted by
+            one for causal language models).
+        parameters: None: all parameters that require gradients; names; or a predicate
+            (name, parameter) -> bool.
+        method: "auto" chooses form A or B for each layer by the number of operations and bytes;
+            "gram" and "materialise" force A or B; "per_sample": exact gradients one sample at a
+            time, slow, for any model; "explain": no kernel, but the `Report` of what would be done.
         memory_budget: bytes that blocks and kernel may take; None: half of the free memory, 4 GiB
             at most.  It changes neither the kernel nor which models are refused.
         progress: show a progress bar over blocks (needs tqdm); None: only on a terminal.
         seed: seed of the random projections.
         group: a process group of torch.distributed (``torch.distributed.group.WORLD``; gloo or
-            nccl): pairs of blocks are shared out among its ranks.  Every rank calls with the same
-            model and batches; the group's first rank gets Θ, the others None.
+            nccl): pairs of blocks are divided among its ranks.  Every rank makes the call, with the
+            same model and batches; the group's first rank gets Θ, the others None.
 
     Returns:
         Θ, [N, C, M, C], on the model's device; fp64 for fp64 models, else fp32.  No graph.
@@ -296,38 +298,38 @@ class Job:
     ) -> None:
         if method not in get_args(Method):
             raise ValueError(f"method is {method!r}; expected one of {str(get_args(Method))[1:-1]}")
-        inner = unwrapped(model)
-        check_model(inner)
+        inner_model = unwrapped(model)
+        check_model(inner_model)
         self._is_symmetric = other is None
         sides = [Samples.of(batch)]
         if other is not None:
             sides.append(Samples.of(other, "other"))
-        self._outputs = OutputMap(inner, outputs, seed)
+        self._outputs = OutputMap(inner_model, outputs, seed)
         for side in sides:
             self._outputs.check(side)
-        chosen = choose_parameters(inner, parameters)
+        chosen = choose_parameters(inner_model, parameters)
         self._device = next(iter(chosen.values())).device
-        self._coverage = Coverage(inner, chosen)
+        self._coverage = Coverage(inner_model, chosen)
         if method == "per_sample":
             self._coverage.fallback.update(dict.fromkeys(chosen, _REQUESTED))
         dtypes = {parameter.dtype.to_real() for parameter in chosen.values()}
         self._dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
         with FORCE_EAGER:
-            with evaluation_mode(inner):
+            with evaluation_mode(inner_model):
                 self._outputs = self._outputs.with_narrow_head(sides)
             probes = [probe(self._coverage, self._outputs, side) for side in sides]
         self._left, self._right = probes[0], probes[-1]
         self._warn_of_fallback()
         workspace = self._plan_blocks(memory_budget)
-        wide = torch.float64 if self._dtype == torch.float64 else torch.float32
-        self._settings = Settings(_FORMS.get(method, "auto"), workspace, wide)
+        wide_dtype = torch.float64 if self._dtype == torch.float64 else torch.float32
+        self._settings = Settings(_FORMS.get(method, "auto"), workspace, wide_dtype)
 
     def run(self, progress: bool | None) -> Tensor | None:
         """Compute Θ, [N, C, M, C]; None on all but the first rank."""
-        left, right, outputs = self._left.samples, self._right.samples, self._left.num_outputs
+        left, right, out_dim = self._left.samples, self._right.samples, self._left.num_outputs
         # The sum over parameters is kept in double: as many terms as parameters, little memory.
         theta = torch.zeros(
-            outputs, left.count, outputs, right.count, dtype=torch.float64, device=self._device
+            out_dim, left.count, out_dim, right.count, dtype=torch.float64, device=self._device
         )
         with self._ranks.raise_on_all():
             self._sum_pairs(theta, progress)
@@ -470,10 +472,10 @@ def _count_scalars(parameter: nn.Parameter) -> int:
 
 def _add(theta: Tensor, kernel: Tensor, rows: list[int], columns: list[int], mirror: bool) -> None:
     """Add a block to Θ [C, N, C, M], and its transpose across the diagonal if ``mirror``."""
-    down, across = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-    theta[:, down, :, across] += kernel
+    row_slice, column_slice = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    theta[:, row_slice, :, column_slice] += kernel
     if mirror:
-        theta[:, across, :, down] += kernel.permute(2, 3, 0, 1)
+        theta[:, column_slice, :, row_slice] += kernel.permute(2, 3, 0, 1)
 
 
 def free_memory(device: torch.device) -> int:
@@ -541,14 +543,17 @@ class KernelRanks:
         return cls(group, rank, dist.get_world_size(group))
 
     def slice(self, work: Sequence[T]) -> Sequence[T]:
-        """Return this rank's contiguous slice of the items: neighbouring pairs share a block."""
+        """Return this rank's contiguous slice of the items, as neighbouring pairs share a block."""
         size, remainder = divmod(len(work), self.count)
         start = self.rank * size + min(self.rank, remainder)
         return work[start : start + size + (self.rank < remainder)]
 
     @contextmanager
     def raise_on_all(self) -> Iterator[None]:
-        """Raise on every rank if the block fails on one, so that the others do not wait forever."""
+        """Return a context that raises an error on every rank if its code raises one on any rank.
+
+        The other ranks would otherwise wait forever.
+        """
         try:
             yield
         except Exception as error:
@@ -573,7 +578,7 @@ class KernelRanks:
             raise ValueError("the ranks have different weights; expected the same model on all")
 
     def reduce(self, values: Tensor) -> None:
-        """Sum values over ranks, in place, on the first rank; undefined on the other ranks."""
+        """Sum values over ranks, in place; only the first rank's values are defined afterwards."""
         if self.count > 1:
             dist.reduce(values, group=self.group, group_dst=0)
 

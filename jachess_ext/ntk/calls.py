@@ -49,8 +49,8 @@ class Call:
 def recognise(
     function: Function, args: Args, kwargs: Named, names: Names
 ) -> tuple[Call | None, set[str]]:
-    """Return the call, or None if it is not covered, and the names of the parameters among its
-    arguments that are not covered."""
+    """Return two results: the call, or None if it is not covered; and the names of the parameters
+    among its arguments whose use is not covered."""
     values = flat(args, kwargs)
     parameters = {names[id(value)] for value in values if id(value) in names}
     if not parameters:
@@ -223,7 +223,7 @@ def _elementwise_contribution(
 
 def _sum_broadcast(values: Tensor, shape: torch.Size, num_samples: int) -> Dense:
     """Return values, [C, n·s, ...], summed over the s rows of each sample and over every dimension
-    along which the parameter of this shape was broadcast."""
+    along which a parameter of shape ``shape`` was broadcast."""
     num_outputs, features = values.shape[0], values.shape[2:]
     if len(shape) > len(features):  # the parameter's first dimension, of size 1, is along the rows
         shape = shape[1:]
@@ -237,8 +237,8 @@ def _sum_broadcast(values: Tensor, shape: torch.Size, num_samples: int) -> Dense
 
 
 def _input_rows(call: Call, num_samples: int, num_rows: int) -> Tensor:
-    """Return a call's inputs with this number of rows, repeated for each sample if they have no
-    batch."""
+    """Return a call's inputs with ``num_rows`` rows; inputs without a batch dimension are repeated
+    for each sample."""
     values = call.inputs
     assert values is not None
     if values.shape[0] == num_rows:
@@ -342,9 +342,9 @@ def chain_start(call: Call, cotangents: Tensor) -> tuple[Call, Tensor]:
         cotangents: cotangents of the chain's end, [C, n, ...].
     """
     end, start = call.options["end"], call.options["call"]
-    outputs, samples = cotangents.shape[:2]
+    num_outputs, num_samples = cotangents.shape[:2]
     grads = cotangents.flatten(0, 1)[:, None]  # [C n, 1, ...]: each one cotangent of the end
     (start_cotangents,) = torch.autograd.grad(
         end, [start.edge], grads, retain_graph=True, is_grads_batched=True
     )
-    return start, start_cotangents.unflatten(0, (outputs, samples)).flatten(1, 2)
+    return start, start_cotangents.unflatten(0, (num_outputs, num_samples)).flatten(1, 2)

@@ -75,10 +75,10 @@ class Probe:
         gradients: parameter name -> gradient g of Σ_{n,c} w_{n,c} f_{n,c}.
         contributions: the probed samples' contributions to the single output Σ_c w_{n,c} f_{n,c}.
         activation_bytes: bytes that the forward pass saves for one sample's backward pass.
-        noise: norm below which a gradient may be round-off alone (a bias of attention keys has a
-            gradient of zero in exact arithmetic).
-        values: outputs f, [N, C], from batches composed otherwise than the blocks; None if one
-            block holds all samples.
+        noise: norm below which a gradient may be round-off alone (the gradient of a bias of
+            attention keys is zero in exact arithmetic).
+        values: outputs f, [N, C], from batches with other samples together than the blocks; None if
+            one block holds all samples.
     """
 
     samples: Samples
@@ -95,8 +95,8 @@ class Probe:
         return self.weights.shape[1]
 
     def capture_bytes(self) -> int:
-        """Return how many bytes the contributions captured for one sample take, over all outputs
-        and parameters: half of those of the two probed samples, rounded up."""
+        """Return the bytes that the contributions of one sample take, over all outputs and
+        parameters: half of the bytes of the two probed samples, rounded up."""
         return -(-sum(term.nbytes(self.num_outputs) for term in self.contributions.values()) // 2)
 
 
@@ -221,7 +221,7 @@ def capture(
 def _collect(
     coverage: Coverage, f: Tensor, calls: list[Call], separation: Separation | None
 ) -> dict[str, Contribution]:
-    """Run one backward pass for each output, to the recorded calls; return their contributions.
+    """Run one backward pass for each output; return the contributions of the recorded calls.
 
     Args:
         separation: independence check to which the passes' cotangents are added; None: no check.
@@ -257,12 +257,12 @@ def contributions(
     sums: dict[str, list[Contribution]] = {}
     shapes = coverage.shapes
     for call, cotangents in zip(calls, cotangents_by_call, strict=True):
-        some = next((c for c in cotangents if c is not None), None)
-        if some is None:
+        like = next((c for c in cotangents if c is not None), None)
+        if like is None:
             continue
-        stacked = some[None]
+        stacked = like[None]
         if len(cotangents) > 1:
-            stacked = torch.stack([torch.zeros_like(some) if c is None else c for c in cotangents])
+            stacked = torch.stack([torch.zeros_like(like) if c is None else c for c in cotangents])
         cotangents.clear()
         if call.kind == "chain":
             call, stacked = chain_start(call, stacked)
@@ -273,8 +273,8 @@ def contributions(
         except RuntimeError:
             if call.kind != "local":
                 raise
-            why = f"{type(call.options['module']).__name__} does not run under torch.func.vmap"
-            coverage.fallback.update(dict.fromkeys(call.roles.values(), why))
+            reason = f"{type(call.options['module']).__name__} does not run under torch.func.vmap"
+            coverage.fallback.update(dict.fromkeys(call.roles.values(), reason))
             continue
         for name, term in terms.items():
             sums.setdefault(name, []).append(term)

@@ -47,15 +47,15 @@ def probe(coverage: Coverage, outputs: OutputMap, samples: Samples) -> Probe:
         # torch's type stub does not allow a list of edges and tensors.
         inputs = cast(list[Tensor], [*edges, *coverage.parameters.values()])
         gradients_of_all = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
-        cotangents, whole = gradients_of_all[: len(edges)], gradients_of_all[len(edges) :]
+        cotangents, param_gradients = gradients_of_all[: len(edges)], gradients_of_all[len(edges) :]
         # A normalisation's backward amplifies the rounding of cancelling terms by up to 1 / √1e-5.
-        least = 300 * torch.finfo(f.dtype).eps * norm_of(signs)
+        least_noise = 300 * torch.finfo(f.dtype).eps * norm_of(signs)
         noises = (round_off(c.dtype) * norm_of(c) for c in cotangents if c is not None)
-        noise = max([least, *noises])
+        noise = max([least_noise, *noises])
         captured = contributions(coverage, calls, [[c] for c in cotangents], PROBED)
     gradients = {
         name: as_real(torch.zeros_like(parameter) if g is None else g)
-        for (name, parameter), g in zip(coverage.parameters.items(), whole, strict=True)
+        for (name, parameter), g in zip(coverage.parameters.items(), param_gradients, strict=True)
     }
     coverage.fallback.update(unbatched)
     weights = signs.new_zeros(samples.count, signs.shape[1])
@@ -70,10 +70,10 @@ def probe(coverage: Coverage, outputs: OutputMap, samples: Samples) -> Probe:
 def all_samples_gradient(
     coverage: Coverage, outputs: OutputMap, side: Probe, batch_size: int
 ) -> None:
-    """Set a side's outputs, weights and gradients from a plain pass over all of its samples.
+    """Run a plain pass over all samples; set ``values``, ``weights`` and ``gradients`` of the side.
 
-    The samples are batched in another order than in the blocks.  The gradients replace those of
-    the two probed samples.
+    The samples are batched in another order than in the blocks.  The gradients replace the
+    gradients of the two probed samples.
 
     Args:
         batch_size: largest number of samples in a batch.
@@ -114,10 +114,10 @@ def all_samples_gradient(
 def _incomplete(coverage: Coverage, side: Probe) -> list[str]:
     """Return the parameters whose gradient is not the sum of the recorded calls' contributions."""
     norms = {name: norm_of(g) for name, g in side.gradients.items()}
-    bad = [name for name, norm in norms.items() if not norm < float("inf")]
-    if bad:
+    names = [name for name, norm in norms.items() if not norm < float("inf")]
+    if names:
         raise ValueError(
-            f"the gradient of parameter {bad[0]!r} is NaN or infinite; expected finite gradients "
+            f"the gradient of parameter {names[0]!r} is NaN or infinite; expected finite gradients "
             "(look for a division by zero or an overflow in the model, or use a wider dtype)"
         )
     total_norm = sum(norm**2 for norm in norms.values()) ** 0.5

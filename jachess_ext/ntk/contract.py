@@ -125,7 +125,8 @@ def make_factors(
     """Return the factors of a call without the positions whose cotangents are zero.
 
     Padding, and tokens that a classifier does not use (all but the first of the last block), have
-    δ = 0 exactly. Each sample keeps its other positions, padded with zeros to the longest sample.
+    δ = 0 exactly.  Each sample keeps its other positions, padded with zeros to the length of the
+    longest sample.
     """
     # The first feature may already show that some sample uses every position: keep all.
     is_first_used = cotangents[..., 0].ne(0).any(0)  # [n, t]
@@ -166,47 +167,47 @@ def _sum_matches(
     return Matches(keys // num_rows, keys % num_rows, summed, count)
 
 
-def add_up(parts: Sequence[Contribution], shape: torch.Size) -> Contribution:
+def add_up(terms: Sequence[Contribution], shape: torch.Size) -> Contribution:
     """Return the sum of the contributions of several calls to one parameter's G.
 
     Args:
-        parts: at least one contribution.
+        terms: the contributions, at least one.
         shape: shape of the parameter.
     """
-    factors = [part for part in parts if isinstance(part, Factors)]
-    matches = [part for part in parts if isinstance(part, Matches)]
-    have_one_layout = len({part.is_transposed for part in factors}) <= 1
-    if len(parts) == 1:
-        return parts[0]
-    if len(factors) == len(parts) and have_one_layout:
+    factors = [term for term in terms if isinstance(term, Factors)]
+    matches = [term for term in terms if isinstance(term, Matches)]
+    have_one_layout = len({term.is_transposed for term in factors}) <= 1
+    if len(terms) == 1:
+        return terms[0]
+    if len(factors) == len(terms) and have_one_layout:
         return _join_factors(factors)
-    if len(matches) == len(parts):
+    if len(matches) == len(terms):
         return _join_matches(matches, shape[0])
-    is_untransposed = not any(part.is_transposed for part in factors)
-    if is_untransposed and len(factors) + len(matches) == len(parts):
+    is_untransposed = not any(term.is_transposed for term in factors)
+    if is_untransposed and len(factors) + len(matches) == len(terms):
         return Tied(_join_factors(factors), _join_matches(matches, shape[0]))
-    return Dense(reduce(torch.add, (part.materialise(shape) for part in parts)))
+    return Dense(reduce(torch.add, (term.materialise(shape) for term in terms)))
 
 
-def _join_factors(parts: list[Factors]) -> Factors:
+def _join_factors(uses: list[Factors]) -> Factors:
     """Concatenate the positions of several calls of a layer."""
-    if len(parts) == 1:
-        return parts[0]
+    if len(uses) == 1:
+        return uses[0]
     return Factors(
-        torch.cat([part.inputs for part in parts], 1),
-        torch.cat([part.cotangents for part in parts], 2),
-        parts[0].is_transposed,
+        torch.cat([use.inputs for use in uses], 1),
+        torch.cat([use.cotangents for use in uses], 2),
+        uses[0].is_transposed,
     )
 
 
-def _join_matches(parts: list[Matches], num_rows: int) -> Matches:
-    if len(parts) == 1:
-        return parts[0]
+def _join_matches(uses: list[Matches], num_rows: int) -> Matches:
+    if len(uses) == 1:
+        return uses[0]
     return _sum_matches(
-        torch.cat([part.samples for part in parts]),
-        torch.cat([part.ids for part in parts]),
-        torch.cat([part.gradients for part in parts], 1),
-        parts[0].count,
+        torch.cat([use.samples for use in uses]),
+        torch.cat([use.ids for use in uses]),
+        torch.cat([use.gradients for use in uses], 1),
+        uses[0].count,
         num_rows,
     )
 
@@ -257,8 +258,8 @@ class Size:
 
 @dataclass(frozen=True)
 class Cost:
-    """Numbers of floating-point operations and of bytes moved, for form A (gram) and form B
-    (materialise)."""
+    """Numbers of floating-point operations and of bytes moved, of form A ("gram") and of form B
+    ("materialise")."""
 
     gram_flops: float
     gram_bytes: float
@@ -280,14 +281,14 @@ def count_cost(size: Size) -> Cost:
     pairs = size.samples * size.other_samples * size.outputs**2
     features = size.inputs + size.outputs**2 * size.cotangents
     weights = size.inputs * size.cotangents
-    half = 0.5 if size.is_symmetric else 1.0
+    pair_factor = 0.5 if size.is_symmetric else 1.0
     sides = rows if size.is_symmetric else rows + columns
     vectors = size.samples if size.is_symmetric else size.samples + size.other_samples
     packed = sum(1 / side for side in _TILE)
     return Cost(
-        gram_flops=half * 2 * rows * columns * features,
-        gram_bytes=half * rows * columns * packed * features * size.bytes_per_number,
-        materialise_flops=2 * sides * size.outputs * weights + 2 * pairs * weights * half,
+        gram_flops=pair_factor * 2 * rows * columns * features,
+        gram_bytes=pair_factor * rows * columns * packed * features * size.bytes_per_number,
+        materialise_flops=2 * sides * size.outputs * weights + 2 * pairs * weights * pair_factor,
         materialise_bytes=2 * vectors * size.outputs * weights * size.bytes_per_number,
     )
 
@@ -338,10 +339,10 @@ def contract(
     is zero.
     """
     for names in _groups(left, right):
-        lefts, rights = _factors(left, names), _factors(right, names)
-        if lefts and rights:
-            choice = _choose(names, lefts, rights, is_symmetric, settings)
-            yield choice, _contract_linear(choice.form, lefts, rights, is_symmetric, settings)
+        lhs, rhs = _factors(left, names), _factors(right, names)
+        if lhs and rhs:
+            choice = _choose(names, lhs, rhs, is_symmetric, settings)
+            yield choice, _contract_linear(choice.form, lhs, rhs, is_symmetric, settings)
         else:
             (name,) = names
             choice = Choice(names, _FORMS[type(left[name])])
@@ -362,10 +363,10 @@ def plan(
     """
     choices = []
     for names in _groups(sample, sample):
-        parts = _factors(sample, names)
+        factors = _factors(sample, names)
         choices.append(
-            _choose(names, parts, parts, is_symmetric, settings, counts, num_outputs)
-            if parts
+            _choose(names, factors, factors, is_symmetric, settings, counts, num_outputs)
+            if factors
             else Choice(names, _FORMS[type(sample[names[0]])])
         )
     return choices
@@ -377,8 +378,8 @@ _FORMS = {Matches: "matches", Tied: "tied", Dense: "dense", Factors: "tied"}
 
 
 def _groups(left: Contributions, right: Contributions) -> list[tuple[str, ...]]:
-    """Return the names of parameters, grouped: linear layers that share their inputs form a group,
-    every other parameter a group of one."""
+    """Return the names of the parameters in groups: linear layers that share their inputs form one
+    group, and every other parameter is a group of its own."""
     groups: dict[object, list[str]] = {}
     for name in filter(right.__contains__, left):
         sources = [getattr(side[name], "source", ()) for side in (left, right)]
@@ -387,19 +388,19 @@ def _groups(left: Contributions, right: Contributions) -> list[tuple[str, ...]]:
 
 
 def _factors(side: Contributions, names: tuple[str, ...]) -> list[Factors]:
-    return [part for name in names if isinstance(part := side[name], Factors)]
+    return [term for name in names if isinstance(term := side[name], Factors)]
 
 
 def _choose(
     names: tuple[str, ...],
-    lefts: list[Factors],
-    rights: list[Factors],
+    lhs: list[Factors],
+    rhs: list[Factors],
     is_symmetric: bool,
     settings: Settings,
     counts: tuple[int, int] | None = None,
     num_outputs: int | None = None,
 ) -> Choice:
-    left, right = lefts[0], rights[0]
+    left, right = lhs[0], rhs[0]
     left_count, right_count = counts or (left.inputs.shape[0], right.inputs.shape[0])
     size = Size(
         samples=left_count,
@@ -408,7 +409,7 @@ def _choose(
         other_positions=right.inputs.shape[1],
         outputs=num_outputs or left.cotangents.shape[0],
         inputs=left.inputs.shape[2],
-        cotangents=sum(part.cotangents.shape[-1] for part in lefts),
+        cotangents=sum(factors.cotangents.shape[-1] for factors in lhs),
         is_symmetric=is_symmetric,
         bytes_per_number=settings.dtype.itemsize,
     )
@@ -418,15 +419,16 @@ def _choose(
 
 
 def _contract_linear(
-    form: str, lefts: list[Factors], rights: list[Factors], is_symmetric: bool, settings: Settings
+    form: str, lhs: list[Factors], rhs: list[Factors], is_symmetric: bool, settings: Settings
 ) -> Tensor:
     """Return K, [C, N, C, M], of layers that share their inputs.
 
-    Operands of several dtypes, or narrower than a float64 result's, are converted.
+    Operands are converted to the kernel's dtype if their dtypes differ, or if the kernel is float64
+    and they are not.
     """
     sides = [
-        [parts[0].inputs, *(part.cotangents for part in parts)]
-        for parts in ([lefts] if is_symmetric else [lefts, rights])
+        [layers[0].inputs, *(layer.cotangents for layer in layers)]
+        for layers in ([lhs] if is_symmetric else [lhs, rhs])
     ]
     dtypes = {operand.dtype for side in sides for operand in side}
     if len(dtypes) > 1 or (settings.dtype == torch.float64 and dtypes != {torch.float64}):
@@ -497,15 +499,16 @@ def _contract_embeddings(left: Matches, right: Matches, settings: Settings) -> T
     shape = (num_outputs, left.count, num_outputs, right.count)
     kernel = left.gradients.new_zeros(shape, dtype=dtype)
     for rows, columns in _shared_ids(left.ids, right.ids):
-        per_id = (rows.shape[1] + columns.shape[1]) * num_outputs * left.gradients.shape[-1]
-        step = max(1, settings.workspace // max(1, per_id * dtype.itemsize))
+        numbers_per_id = (rows.shape[1] + columns.shape[1]) * num_outputs * left.gradients.shape[-1]
+        step = max(1, settings.workspace // max(1, numbers_per_id * dtype.itemsize))
         for row_chunk, column_chunk in zip(rows.split(step), columns.split(step), strict=True):
             _add_group(kernel, left, right, row_chunk, column_chunk)
     return kernel
 
 
 def _shared_ids(left_ids: Tensor, right_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return index pairs ([g, k], [g, k']): g shared ids with k entries left and k' right."""
+    """Return pairs of index tensors ([g, k], [g, k']), each for g ids with k entries on the left
+    and k' entries on the right."""
     order, ids, counts = _sort_ids(left_ids)
     other_order, other_ids, other_counts = _sort_ids(right_ids)
     starts, other_starts = counts.cumsum(0) - counts, other_counts.cumsum(0) - other_counts
@@ -562,10 +565,10 @@ def _contract_tied(matches: Matches, factors: Factors, settings: Settings) -> Te
     K[c, n, c', m] = Σ_{v, t} (g_{n,c,v} · a_{m,t}) δ_{m,c',t,v}
     """
     dtype = settings.dtype
-    outputs, num_entries, _ = matches.gradients.shape
-    other_count, positions = factors.inputs.shape[:2]
-    kernel = matches.gradients.new_zeros(outputs, matches.count, outputs, other_count, dtype=dtype)
-    per_entry = 2 * outputs * other_count * positions * dtype.itemsize
+    out_dim, num_entries, _ = matches.gradients.shape
+    other_count, num_positions = factors.inputs.shape[:2]
+    kernel = matches.gradients.new_zeros(out_dim, matches.count, out_dim, other_count, dtype=dtype)
+    per_entry = 2 * out_dim * other_count * num_positions * dtype.itemsize
     step = max(1, settings.workspace // max(1, per_entry))
     for start in range(0, num_entries, step):
         rows = slice(start, start + step)

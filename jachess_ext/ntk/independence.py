@@ -56,10 +56,12 @@ def permuted(count: int) -> list[int]:
 
 
 def spaced_subset(count: int) -> list[int]:
-    """Return the indices of at most four evenly spaced samples of ``count``, in descending order
-    and fewer than ``count``."""
-    few = min(_ROWS_APART, count - 1)
-    return sorted({round(n * (count - 1) / max(few - 1, 1)) for n in range(few)}, reverse=True)
+    """Return the indices of at most four of ``count`` samples, evenly spaced, in descending order.
+
+    They are always fewer than ``count``.
+    """
+    size = min(_ROWS_APART, count - 1)
+    return sorted({round(n * (count - 1) / max(size - 1, 1)) for n in range(size)}, reverse=True)
 
 
 def compare_batch_compositions(
@@ -99,11 +101,13 @@ def require_same_values(rows: Sequence[int], f: Tensor, expected: Tensor) -> Non
 
 
 class Separation:
-    """Weighted sum of the cotangents of several backward passes, 0 unless samples are mixed.
+    """Check that samples do not influence each other, by a backward pass over all outputs and one
+    for each output.
 
-    With cotangents δ_k and factors a_k of pass k, Σ_k a_{k,n} δ_{k,n} is 0 for every sample n and
-    recorded call of a model that does not mix samples.  To save memory, only the inner product of
-    each sample's cotangent with one random vector is stored.
+    The first pass differentiates Σ_{n,c} w_{n,c} f_{n,c} with random weights w; its cotangents are
+    added with factor −1, those of the pass of output c with factors w_{n,c}.  If no sample
+    influences another, the sum is 0 for every sample and recorded call.  To save memory, only the
+    inner product of each cotangent with one random vector is stored.
 
     Args:
         f: outputs of the block, [n, C].
@@ -125,8 +129,9 @@ class Separation:
     def begin(
         self, f: Tensor, edges: Sequence[GradientEdge], outside: Mapping[str, nn.Parameter]
     ) -> None:
-        """Run the backward pass of the weighted sum of all outputs, add its cotangents with factor
-        −1, and store the gradients of ``outside``; f's graph is retained.
+        """Run the backward pass of Σ_{n,c} w_{n,c} f_{n,c}, and add its cotangents with factor −1.
+
+        The gradients of ``outside`` are stored, and f's graph is retained.
 
         Args:
             edges: see `differentiate`.
@@ -190,12 +195,12 @@ class Separation:
             if cotangent is None or not cotangent.numel():
                 continue
             rows = as_real(cotangent).reshape(len(factors), -1)
-            wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
+            dtype = rows.dtype if rows.dtype == torch.float64 else torch.float32
             if call_index not in self._vectors:
                 vector = torch.randn(rows.shape[1], generator=self._generator, device="cpu")
                 self._vectors[call_index] = vector.to(rows)
-            product = (rows @ self._vectors[call_index]).to(wide) * factors.to(wide)
-            norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide) * factors.to(wide).abs()
+            product = (rows @ self._vectors[call_index]).to(dtype) * factors.to(dtype)
+            norms = torch.linalg.vector_norm(rows, dim=1, dtype=dtype) * factors.to(dtype).abs()
             self._sums[call_index] = self._sums.get(call_index, 0.0) + product
             self._sizes[call_index] = max(self._sizes.get(call_index, 0.0), float(norms.max()))
 
@@ -203,9 +208,9 @@ class Separation:
         """Return the indices of samples whose weighted sum exceeds round-off: other samples may
         contribute to their cotangents."""
         dtype, samples = self.weights.dtype, set()
-        least = round_off(dtype) * max(self._sizes.values(), default=0.0)
+        least_sum = round_off(dtype) * max(self._sizes.values(), default=0.0)
         for call, sum_of_passes in self._sums.items():
-            limit = max(tolerance(dtype) * self._sizes[call], least)
+            limit = max(tolerance(dtype) * self._sizes[call], least_sum)
             if float(sum_of_passes.abs().max()) > limit:  # NaN is refused elsewhere
                 samples.add(int(sum_of_passes.abs().argmax()))
         return samples

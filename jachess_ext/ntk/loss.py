@@ -265,11 +265,11 @@ def kernel_drift(theta: Tensor, start: Tensor) -> float:
         )
     _require_real("theta", theta)
     _require_real("start", start)
-    before = start.double()
-    norm = float(before.norm())
+    start_kernel = start.double()
+    norm = float(start_kernel.norm())
     if not norm > 0:
         raise ValueError("the kernel to compare with is zero or NaN, so that drift has no scale")
-    return float((theta.to(before) - before).norm()) / norm
+    return float((theta.to(start_kernel) - start_kernel).norm()) / norm
 
 
 def label_alignment(theta: Tensor, labels: Tensor) -> float:

@@ -89,17 +89,17 @@ class Samples:
         if isinstance(batch, Tensor):
             return cls(batch, _sample_count(batch, name), name)
         tensors = {key: v for key, v in batch.items() if isinstance(v, Tensor) and v.dim()}
-        first = next((key for key in _INPUTS if key in tensors), next(iter(tensors), None))
-        if first is None:
+        first_key = next((key for key in _INPUTS if key in tensors), next(iter(tensors), None))
+        if first_key is None:
             raise ValueError(
                 f"{name} holds no tensor of inputs; expected input_ids or inputs_embeds (or "
                 "another tensor with one row a sample)"
             )
-        count = _sample_count(tensors[first], name)
+        count = _sample_count(tensors[first_key], name)
         for key, value in tensors.items():
             if value.shape[0] not in (count, 1):
                 raise ValueError(
-                    f"{name}[{key!r}] has {value.shape[0]} rows, but {first!r} has {count}; "
+                    f"{name}[{key!r}] has {value.shape[0]} rows, but {first_key!r} has {count}; "
                     "expected one row a sample"
                 )
         return cls(batch, count, name)
@@ -353,13 +353,13 @@ class OutputMap:
             )
         is_labelled = labels != NO_LABEL
         if is_picked:
-            picked = logits[..., 0] * is_labelled
+            label_logits = logits[..., 0] * is_labelled
         else:
             _require_classes(labels, is_labelled, logits.shape[-1])
-            picked = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0] * is_labelled
+            label_logits = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0] * is_labelled
         if logits.dim() == 2:
-            return picked[:, None]
-        return picked.sum(1, keepdim=True) / is_labelled.sum(1, keepdim=True).clamp(min=1)
+            return label_logits[:, None]
+        return label_logits.sum(1, keepdim=True) / is_labelled.sum(1, keepdim=True).clamp(min=1)
 
     def _projections(self, logits: Tensor, count: int) -> Tensor:
         """Return random projections, [L, k], of entries ±1/√k, equal in every block of a call."""
@@ -390,9 +390,9 @@ def require_outputs(f: Tensor, count: int) -> None:
 
 
 def _require_classes(labels: Tensor, is_labelled: Tensor, num_classes: int) -> None:
-    outside = is_labelled & ((labels < 0) | (labels >= num_classes))
-    if outside.any():
-        raise ValueError(f"label {int(labels[outside][0])} is not one of the {num_classes} classes")
+    invalid = is_labelled & ((labels < 0) | (labels >= num_classes))
+    if invalid.any():
+        raise ValueError(f"label {int(labels[invalid][0])} is not one of the {num_classes} classes")
 
 
 def _have_same_outputs(plain: OutputMap, narrow: OutputMap, batch: Batch) -> bool:
@@ -428,8 +428,8 @@ def _logits(output: object) -> Tensor:
 
 def _as_matrix(values: object, name: str) -> Tensor:
     if not isinstance(values, Tensor) or values.dim() != 2:
-        what = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"{name} should be [n, C], not {what}")
+        description = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"{name} should be [n, C], not {description}")
     return values
 
 
@@ -454,7 +454,7 @@ def output_head(model: nn.Module) -> nn.Linear | None:
 
 
 def _label_head(model: nn.Module, words: Tensor) -> AbstractContextManager[None]:
-    """Return a context in which the head computes one word's logit for each token.
+    """Return a context in which the head computes the logit of one word for each token.
 
     Args:
         words: y, [n, T], from 0 to V - 1.

@@ -32,7 +32,7 @@ _NO_SAMPLES = "an output it makes has no dimension of samples"
 
 @dataclass
 class SampleLayout:
-    """Number of rows for one sample in the outputs of calls, determined in a pass over one sample.
+    """Numbers of rows that calls output for one sample, determined in a pass over one sample.
 
     Attributes:
         rows: length of the first dimension of each call's output for one sample: 1 if the rows are
@@ -53,7 +53,7 @@ class Recorder(TorchFunctionMode):
         names: id -> name of the chosen parameters.
         num_samples: number of samples n.
         layout: layout of the calls' outputs: filled in if ``should_learn``, otherwise compared with
-            them.
+            the outputs of this pass.
         local: childless modules that are differentiated as a whole -> their chosen parameters
             (name within the module -> full name).
         owners: all childless modules with chosen parameters, in the same format; used if
@@ -100,13 +100,13 @@ class Recorder(TorchFunctionMode):
         self.unbatched: dict[str, str] = {}
 
     def __enter__(self) -> Recorder:
-        keep = self._hooks.callback
+        on_exit = self._hooks.callback
         for module, roles in self._local.items():
             hook = partial(self._record_module, roles)
-            keep(module.register_forward_hook(hook, with_kwargs=True).remove)
+            on_exit(module.register_forward_hook(hook, with_kwargs=True).remove)
         for module in self._owners if self._should_learn else ():
-            keep(module.register_forward_pre_hook(lambda m, _: self._running.append(m)).remove)
-            keep(module.register_forward_hook(self._pop_module).remove)
+            on_exit(module.register_forward_pre_hook(lambda m, _: self._running.append(m)).remove)
+            on_exit(module.register_forward_hook(self._pop_module).remove)
         super().__enter__()
         return self
 
@@ -236,8 +236,8 @@ def _passes_gradients(output: object, args: Args) -> bool:
 
 
 def owners_of(model: nn.Module, names: Names) -> Owners:
-    """Return the childless modules that have chosen parameters -> these parameters (name within the
-    module -> full name)."""
+    """Return a dict of the childless modules with chosen parameters: module -> (name of a parameter
+    within the module -> full name)."""
     owners: dict[nn.Module, dict[str, str]] = {}
     for module in model.modules():
         chosen = {key: names[id(p)] for key, p in module._parameters.items() if id(p) in names}
@@ -254,7 +254,7 @@ def owners_of(model: nn.Module, names: Names) -> Owners:
 
 
 class _InputLinear(torch.autograd.Function):
-    """Linear layer x Wᵀ + b with a derivative with respect to x only."""
+    """Compute a linear layer x Wᵀ + b that has a derivative with respect to x only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ PROBED = 2
 # error that a missing call would cause.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 _TOLERANCE_16 = 0.1
-_SMALL = 0.3  # in units of √eps
+_ROUND_OFF = 0.3  # in units of √eps
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -23,8 +23,8 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def round_off(dtype: torch.dtype) -> float:
-    """Return the fraction of a gradient's norm that changes the kernel by less than eps."""
-    return _SMALL * torch.finfo(dtype).eps ** 0.5
+    """Return the relative error of a gradient that changes the kernel by less than eps."""
+    return _ROUND_OFF * torch.finfo(dtype).eps ** 0.5
 
 
 def negligible_norm(gradient: Tensor, total_norm: float, noise: float) -> float:

@@ -1,4 +1,4 @@
-"""Jets of activation functions f(x), and of those in gated MLPs, f(g) · u.
+"""Jets of activation functions f(x), and of the products f(g) · u in gated MLPs.
 
     y_0 = f(x_0);   y_i = f'(x_0) x_i;   y_ij = f'(x_0) x_ij + f''(x_0) x_i x_j
 
@@ -29,7 +29,7 @@ Derivatives = tuple[Tensor, Tensor, Tensor]
 
 
 def _gelu(x: Tensor) -> Derivatives:
-    """f = x Φ(x), f' = Φ + x φ, f'' = (2 − x²) φ, with φ, Φ the standard normal's."""
+    """f = x Φ(x), f' = Φ + x φ, f'' = (2 − x²) φ, with the normal density φ and distribution Φ."""
     b = x.clamp(-40, 40)  # beyond, φ is 0 in float64 and x² must not overflow
     pdf = torch.exp(-b * b / 2) / math.sqrt(2 * math.pi)
     cdf = torch.special.erfc(-b / math.sqrt(2)) / 2
@@ -54,7 +54,7 @@ def _gelu_tanh(x: Tensor) -> Derivatives:
 
 
 def _relu(x: Tensor) -> Derivatives:
-    """f = max(x, 0), f'(0) = 0 as in torch, f'' = 0 except at the kink."""
+    """f = max(x, 0), f'(0) = 0 as in torch, and f'' = 0, also at the kink."""
     return torch.relu(x), (x > 0).to(x.dtype), torch.zeros_like(x)
 
 
@@ -87,8 +87,8 @@ def _sigmoid(x: Tensor) -> Derivatives:
 def softplus_derivatives(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Derivatives:
     """f = ln(1 + exp βx) / β, which equals x from βx = 50 on, before exp overflows; f' = σ(βx)."""
     s, s1, _ = _sigmoid(beta * x)
-    linear = beta * x > threshold
-    slope, curvature = s.masked_fill(linear, 1), (beta * s1).masked_fill(linear, 0)
+    is_linear = beta * x > threshold
+    slope, curvature = s.masked_fill(is_linear, 1), (beta * s1).masked_fill(is_linear, 0)
     return F.softplus(x, beta, min(threshold, 50.0)), slope, curvature
 
 
@@ -151,7 +151,7 @@ def pointwise_jet(derivatives: Derivatives, x: Tensor, streams: Streams) -> Tens
     value, slope, curvature = derivatives
     q, tangents = streams.directions, slope * x[1:]
     parts = [value.unsqueeze(0), tangents[:q]]
-    if streams.seconds:
+    if streams.num_second:
         first = x[1 : 1 + q]
         parts.append(tangents[q:] + curvature * streams.quadratic(wide(first), first))
     return torch.cat([part.to(value.dtype) for part in parts])
@@ -171,7 +171,7 @@ def product_jet(
     """
     a_times_primal = times(a, b[:1])
     tangents = a_times_primal[1:] + times(a[:1], b[1:])
-    if not streams.seconds:
+    if not streams.num_second:
         return torch.cat([a_times_primal[:1], tangents])
     q = streams.directions
     second = tangents[q:] + streams.crossed(a[1 : 1 + q], b[1 : 1 + q], times)

@@ -108,18 +108,18 @@ class Backend(NamedTuple):
 
 
 def _no_kernel(call: Call) -> bool:
-    device, summed = call.query.device, call.settings.summed > 0
-    return not available("attention_jet", device, sums=summed)
+    device, has_sum = call.query.device, call.settings.summed > 0
+    return not available("attention_jet", device, sums=has_sum)
 
 
 def _takes_pairs_only(settings: Settings) -> bool:
-    """Return whether, with these settings, the kernels support at most four directions at once and
-    no sum of squares: with a soft cap or dropout."""
+    """Return whether the settings have a soft cap or dropout, with which the kernels support at
+    most four directions at once and no sum of squares."""
     return bool(settings.softcap or settings.dropout_p)
 
 
 def _count_scores(call: Call) -> tuple[int, int]:
-    """Return how many scores a stream has, B · H · T · Tk, and how many of them a window leaves."""
+    """Return the number of scores of a stream, B · H · T · Tk, and of those within the window."""
     settings, keys = call.settings, call.key.shape[3]
     batch, heads, tokens = call.query.shape[1:4]
     rows = batch * heads * tokens  # `numel` of a shape would export the tokens as a constant
@@ -288,7 +288,7 @@ def with_plain_mask(args: Sequence, kwargs: Mapping[str, Any]) -> dict[str, Any]
     """Return the arguments by name of a call of torch's attention whose mask is a `CausalBias`,
     with `is_causal` or a boolean mask in its place; None for any other mask.
 
-    A `CausalBias` is a tensor of uninitialised memory, to be interpreted by its class only.
+    A `CausalBias` is a tensor of uninitialised memory, which only its class can interpret.
     """
     call: dict[str, Any] = {**dict(zip(_POSITIONAL, args, strict=False)), **kwargs}
     bias: Any = call.get("attn_mask")
@@ -314,9 +314,9 @@ def second_backward(
     """Return the gradients of Σ_k <cotangents_k, g_k> with respect to [gy, *inputs], where
     (g_1, g_2, g_3) are attention's gradients for gy at inputs; in memory linear in the tokens.
 
-    The sum equals <gy, J c>, where J c is the derivative of attention along the cotangents c. J c
-    is a stream of a jet of the next order: it is the gradient with respect to gy, and that jet's
-    backward gives the gradients with respect to inputs.
+    The sum equals <gy, J c>, where J c is the derivative of attention along the cotangents c.
+    J c is a stream of a jet of the next order.  It is itself the gradient with respect to gy, and
+    the backward of this jet gives the gradients with respect to inputs.
 
     Args:
         gy: gradient of the result, [S, B, H, T, Dv]; S = 1 for attention itself, S = 2 for the
@@ -343,8 +343,11 @@ def _second_backward(
     cotangents: Sequence[Tensor | None],
     constants: Sequence[Any],
 ) -> list[Tensor | None] | None:
-    """Return `second_backward` for at most one direction and no second order; otherwise None, for
-    the second backward of the reference, which builds T × Tk tensors."""
+    """Return `second_backward` of an operator with at most one direction and no second order.
+
+    Otherwise return None: the second backward of the reference, which builds T × Tk tensors, is
+    then used.
+    """
     settings, (gy,), (*jets, mask, seed) = Settings(*constants), gradients, inputs
     if len(gy) > 2:
         return None
@@ -385,7 +388,7 @@ def _fake_backward(gy: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def _call(arguments: Sequence) -> Call:
-    """Return the call of an operator's arguments: five tensors, then the settings."""
+    """Return the arguments of an operator (five tensors, then the settings) as a `Call`."""
     query, key, value, mask, seed, *numbers = arguments
     return Call(query, key, value, mask, seed, Settings(*numbers))
 
@@ -430,7 +433,8 @@ define_operator(
 def _triton_backward(
     gy: Tensor, call: Call, y: Tensor, statistics: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients by Triton's kernels, or of other jets by the next backend's."""
+    """Return the gradients, computed by Triton's kernels if they take the jet, otherwise by the
+    next backend."""
     if len(gy) == 2:
         return attention_triton.backward(gy, call, y, statistics)
     rows = BACKENDS[[row.name for row in BACKENDS].index("triton") + 1 :]

@@ -76,12 +76,12 @@ def attention_by_blocks(
         [slice(n, n + 1) for n in range(size)] if size > 1 else [slice(0, None)]
         for size in (1, 1, *counts.shape[:-1])[-2:]
     )
-    group = query.shape[-3] // key.shape[-3]
+    queries_per_key = query.shape[-3] // key.shape[-3]
 
     def attend(batch: slice, head: slice) -> Tensor:
         """Return attention of the batch entries and heads in these slices, which see the same
         blocks of keys."""
-        first = head.start // group
+        first = head.start // queries_per_key
         key_head = slice(first, head.stop and first + 1)
         # Split once, so that a backward accumulates only the gradients of visible blocks.
         q = query[..., batch, head, :, :].split(rows, -2)

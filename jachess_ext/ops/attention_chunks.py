@@ -58,10 +58,11 @@ Gradients: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 class Chunk(NamedTuple):
     """Some rows of queries, of all query heads of some key heads, and the keys from the first to
-    the last one that these queries see.
+    the last that these queries see.
 
-    Folded, batch entries and key heads form one dimension n, and the queries of the heads that
-    share a key head are stacked as rows: [S, n, group · rows, D] against [S, n, keys, D].
+    In folded tensors, batch entries and key heads form one dimension n, and the queries of the
+    heads that share a key head are stacked as rows: [S, n, group · rows, D] for queries,
+    [S, n, keys, D] for keys.
 
     Attributes:
         group: number of query heads that share a key head.
@@ -106,8 +107,8 @@ class Chunk(NamedTuple):
 def chunks(call: Call, scores: int) -> Iterator[Chunk]:
     """Yield chunks of at most ``scores`` scores of all streams, but at least one row of a group.
 
-    A chunk is extended first to more rows, then to more heads of one batch entry, then to more
-    batch entries.
+    A chunk grows first to more rows, then to more heads of one batch entry, then to more batch
+    entries.
     """
     streams, batch, heads, tokens = call.query.shape[:4]
     key_heads, keys = call.key.shape[2:4]
@@ -200,10 +201,10 @@ def _outer_jet(
 
 
 class StreamProducts:
-    """Products of weights (or of scores' gradients) with the streams of an operand, added to sums
-    [n, rows, S · D], whose blocks of D columns are the streams of the result.
+    """Products of weights (or of scores' gradients) and the streams of an operand.
 
-    Adjacent blocks that one stream of weights adds to (a run) are computed as one product.
+    They are added to sums [n, rows, S · D], whose S blocks of D columns are the streams of the
+    result.  Adjacent blocks to which one stream of weights adds (a run) take one product.
 
     Args:
         factor_order: positions in `Term.streams` of the weights, the operand and the result.
@@ -272,7 +273,7 @@ def check_call(call: Call) -> None:
 def _narrow(weights: Tensor, query: Tensor) -> Tensor:
     """Return weights or gradients, [S, n, rows, keys], in bfloat16 if the jet is bfloat16.
 
-    They are not converted to float16, in which small gradients would be lost.
+    For float16 jets they stay in float32, as small gradients would be lost in float16.
     """
     return weights.to(query.dtype) if query.dtype == torch.bfloat16 else weights
 
@@ -283,7 +284,7 @@ def _as_scores(x: Tensor, block: ScoreBlock) -> Tensor:
 
 
 def _has_softmax(call: Call) -> bool:
-    """Return whether the softmax's operator takes all directions of the scores in one call."""
+    """Return whether the softmax operator takes all directions of the scores in one call."""
     query, q, has_sum = call.query, call.settings.q, call.settings.summed > 0
     if query.device.type in IN_PASSES:
         is_one_call = q <= CUDA_DIRECTIONS
@@ -367,7 +368,8 @@ the number of keys to the weights and the gradients of q kᵀ, [S, heads, rows, 
 
 
 def backward_from_scores(scores: ComputeScores, gy: Tensor, call: Call) -> Gradients:
-    """Return the gradients of query, key and value from what a kernel computes of each chunk."""
+    """Return the gradients of query, key and value from each chunk's weights and scores' gradients,
+    which a kernel computes."""
 
     def compute(chunk: Chunk) -> tuple[Tensor, ...]:
         batch, heads, rows = chunk.batch, chunk.heads, chunk.rows

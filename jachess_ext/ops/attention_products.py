@@ -94,7 +94,7 @@ def _apply_dropout(a: Arguments, x: Tensor) -> Tensor:
 
 
 def _score_tangent(a: Arguments, p: Tensor, direction: Direction) -> Tensor:
-    """Return the scores' tangent along a direction, minus its weighted mean Σ p ds."""
+    """Return ds, the scores' tangent along a direction, minus its weighted mean Σ p ds."""
     dq, dk, _, dmask = direction
     ds = torch.zeros_like(p)
     if dq is not None:
@@ -131,31 +131,33 @@ def tangent(a: Arguments, *direction: Tensor | None) -> tuple[Tensor]:
 def second(
     a: Arguments, gy: Tensor | None, g: Tensor, *direction: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of <gy, y> + <g, J d> with respect to query, key, value and scores; J d;
-    and the gradients with respect to the four tangents in d, which are attention's gradients for g.
+    """Return the gradients of <gy, y> + <g, J d>, and J d, the tangent along a direction d.
+
+    The results are: the gradients with respect to query, key, value and scores; J d; and the
+    gradients with respect to the four tangents in d, which are attention's gradients for g.
     """
     p = _weights(a)
     ds = _score_tangent(a, p, direction)
     inner = _centre(p, _apply_dropout(a, _scores(g, a.value)))
     w, pv, dpv = p * inner, _apply_dropout(a, p), _apply_dropout(a, p * ds)  # pv, dpv: factors of v
     dq, dk, dv, _ = direction
-    of_weights = inner * ds
-    of_value = _sum_over_queries(dpv, g, a.value)
+    weight_gradient = inner * ds
+    value_gradient = _sum_over_queries(dpv, g, a.value)
     along = _sum_over_keys(dpv, a.value)
     if dv is not None:
-        of_weights = of_weights + _apply_dropout(a, _scores(g, dv))
+        weight_gradient = weight_gradient + _apply_dropout(a, _scores(g, dv))
         along = along + _sum_over_keys(pv, dv)
     if gy is not None:
-        of_weights = of_weights + _apply_dropout(a, _scores(gy, a.value))
-        of_value = of_value + _sum_over_queries(pv, gy, a.value)
-    of_scores = p * _centre(p, of_weights)
+        weight_gradient = weight_gradient + _apply_dropout(a, _scores(gy, a.value))
+        value_gradient = value_gradient + _sum_over_queries(pv, gy, a.value)
+    of_scores = p * _centre(p, weight_gradient)
     of_query, of_key = _from_score_gradient(a, of_scores)
     if dk is not None:
         of_query = of_query + _sum_over_keys(w, dk) * a.scale
     if dq is not None:
         of_key = of_key + _sum_over_queries(w, dq, a.key) * a.scale
     first = *_from_score_gradient(a, w), _sum_over_queries(pv, g, a.value), w
-    return of_query, of_key, of_value, of_scores, along, *first
+    return of_query, of_key, value_gradient, of_scores, along, *first
 
 
 def mixed(a: Arguments, *directions: Tensor | None) -> tuple[Tensor]:
@@ -190,9 +192,9 @@ RESULTS: dict[Formula, str] = {**{backward: "qkvm", tangent: "y", second: "qkvmy
 
 
 def at_once(formula: Formula, a: Arguments, *rest: Tensor | None) -> list[Tensor | None]:
-    """Compute a formula for all queries; return its results in the shapes of its letters.
+    """Compute a formula for all queries; return its results in the shapes that `RESULTS` gives.
 
-    The result is differentiable in any nesting; 16-bit inputs are computed in float32.  The
+    The results are differentiable in any nesting; 16-bit inputs are computed in float32.  The
     gradient of a boolean mask is None.
     """
     tensors = [x if x is None or not x.is_floating_point() else _wide(x) for x in (*a[:4], *rest)]
@@ -217,7 +219,7 @@ def is_additive(mask: Tensor | None) -> TypeGuard[Tensor]:
 
 
 def in_pieces(formula: Formula, a: Arguments, *rest: Tensor | None) -> list[Tensor | None]:
-    """Compute a formula as `at_once`, but for some queries at a time; not differentiable.
+    """Compute a formula as `at_once` does, for some queries at a time; not differentiable.
 
     Dropout and causal attention are not supported.
     """
@@ -236,8 +238,8 @@ def in_pieces(formula: Formula, a: Arguments, *rest: Tensor | None) -> list[Tens
             None if x is None else _piece(x, kind, *piece)
             for x, kind in zip((*a[:4], *rest), "qkvm" + _ARGUMENTS[formula], strict=True)
         ]
-        wide = [x if x is None or not x.is_floating_point() else _wide(x) for x in tensors]
-        outputs = at_once(formula, Arguments(*wide[:4], a.scale), *wide[4:])  # type: ignore[arg-type, call-arg]
+        wide_tensors = [x if x is None or not x.is_floating_point() else _wide(x) for x in tensors]
+        outputs = at_once(formula, Arguments(*wide_tensors[:4], a.scale), *wide_tensors[4:])  # type: ignore[arg-type, call-arg]
         for result, x, kind in zip(results, outputs, kinds, strict=True):
             if result is not None and x is not None:
                 _piece(result, kind, *piece).add_(x)

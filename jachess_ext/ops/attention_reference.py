@@ -93,7 +93,7 @@ def softcap_gradient(g: Tensor, s: Tensor, softcap: float, streams: Streams) -> 
     q = streams.directions
     gradient = t1 * g
     gradient[0] += curvature * (g[1:] * s[1:]).sum(0)
-    if streams.seconds:
+    if streams.num_second:
         first, g_second = s[1 : 1 + q], g[1 + q :]
         gradient[0] += third * (g_second * streams.quadratic(first, first)).sum(0)
         gradient[1 : 1 + q] += curvature * streams.quadratic_gradient(g_second, first)
@@ -138,11 +138,11 @@ def dropout_mask(
     seed: int | Tensor,
     device: torch.device,
 ) -> Tensor:
-    """Return dropout's mask, [B, H, T, Tk] bool, True where a weight is kept; it has the same bits
-    as the kernels' masks.
+    """Return dropout's mask, [B, H, T, Tk] bool, True where a weight is kept.
 
-    Word j % 4 of Philox with key = seed and counter (b·H + h, i, j // 4, "JACT") decides: the
-    weight of query i and key j is kept if (word >> 8) · 2⁻²⁴ ≥ p.
+    It has the same bits as the kernels' masks.  The weight of query i and key j is kept if
+    (word >> 8) · 2⁻²⁴ ≥ p, where word is number j % 4 of the four that Philox gives for
+    key = seed and counter (b·H + h, i, j // 4, "JACT").
     """
     head = torch.arange(batch * heads, device=device).view(batch, heads)
     return _keep_mask(head, torch.arange(queries, device=device), keys, p, seed)
@@ -261,7 +261,7 @@ def attention_jet_reference(
 ) -> Tensor:
     """Compute `attention_jet` in pure torch, on any device.
 
-    It builds T × Tk tensors; unlike there, an additive mask may require a gradient.
+    It builds T × Tk tensors.  Unlike in `attention_jet`, an additive mask may require a gradient.
     """
     scale = default_scale(query) if scale is None else scale
     settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, summed)

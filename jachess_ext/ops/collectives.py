@@ -30,8 +30,8 @@ splits or joins dimension 0, else 0."""
 
 
 def _operators(name: str) -> list[Function]:
-    """Return the operators of this name that torch's Python functions call: the overload packets,
-    and their default overloads."""
+    """Return the operators of this name that torch's Python functions call: overload packets and
+    their default overloads."""
     spaces = torch.ops._c10d_functional, torch.ops._c10d_functional_autograd
     packets = [getattr(space, name) for space in spaces if hasattr(space, name)]
     return [*packets, *(packet.default for packet in packets)]
@@ -74,7 +74,7 @@ def is_linear(name: str, settings: Sequence[object]) -> bool:
 
 
 class Collective(torch.autograd.Function):
-    """A collective that waits for its result; differentiable in any nesting of `torch.func`."""
+    """Run a collective and wait for its result; differentiable in any nesting of `torch.func`."""
 
     @staticmethod
     def forward(x: Tensor, name: str, *settings: object) -> Tensor:

@@ -26,8 +26,8 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def token_numbers(mask: Tensor) -> Tensor:
-    """Return the numbers of the real tokens, counted row by row from 0, and −1 at padding, for
-    `sample_directions`.
+    """Number the real tokens row by row, from 0, and return these numbers for `sample_directions`;
+    −1 at padding.
 
     Args:
         mask: [B, T], true (or not zero) at real tokens; padding may be on either side.

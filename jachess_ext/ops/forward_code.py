@@ -50,7 +50,7 @@ class ForwardContext:
         self.constants.extend(outputs)
 
     def ignore(self, *args: object) -> None:
-        """Do nothing: only a backward would use saved tensors, and in-place writes are
+        """Ignore saved tensors, which only a backward uses, and marks of in-place writes, which are
         differentiated."""
 
     save_for_backward = save_for_forward = mark_dirty = set_materialize_grads = ignore
@@ -91,10 +91,12 @@ _OVERRIDABLE: dict[AutogradFunction, Function] = {}
 
 
 def overridable_functions() -> dict[AutogradFunction, Function]:
-    """Make the Functions in `_BY_MODULE` of imported modules dispatch to modes and jets.
+    """Replace ``apply`` of the Functions in `_BY_MODULE` so that it dispatches to modes and jets.
+
+    Functions whose module has not been imported are left out.
 
     Returns:
-        Function -> its replaced ``apply``.
+        Function -> its new ``apply``.
     """
     for module, names in _BY_MODULE.items():
         for name in names:

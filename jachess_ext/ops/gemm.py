@@ -25,8 +25,10 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 @constant_when_compiled
 @lru_cache
 def onednn_preferred() -> bool:
-    """Return whether float32 products are computed by oneDNN: on processors other than Intel's, or
-    as the environment variable ``JACHESS_GEMM=onednn|torch`` says.
+    """Return whether oneDNN computes float32 products.
+
+    It does on processors other than Intel's, unless the environment variable
+    ``JACHESS_GEMM=onednn|torch`` decides.
 
     Raises:
         ValueError: JACHESS_GEMM has another value.
@@ -73,7 +75,8 @@ def rows_times(
     Args:
         x: ``[..., k]``.
         weight: ``[n, k]``.
-        least_rows: smallest number of rows of x for which oneDNN is used; fewer pay if k is large.
+        least_rows: smallest number of rows of x for which oneDNN is used; it is faster from fewer
+            rows on if k is large.
         bias: ``[n]``, or None.
     """
     compiling = torch.compiler.is_compiling() and not recorded()

@@ -115,8 +115,8 @@ def _load(path: Path) -> LibraryState:
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         built = build_info().get("torch", "")
-        origin = f", built against torch {built}," if built else ""
-        problem = f"the compiled operators{origin} do not load with torch {torch.__version__}"
+        origin_text = f", built against torch {built}," if built else ""
+        problem = f"the compiled operators{origin_text} do not load with torch {torch.__version__}"
         return LibraryState(path, f"{problem} ({reason}): run {REBUILD}.")
     missing = [name for name in _OPERATORS if not hasattr(OPS, name)]
     if missing:
@@ -156,8 +156,7 @@ def loaded() -> bool:
 
 
 def constant_when_compiled(function: F) -> F:
-    """Mark a function as one that torch.compile calls without tracing it, and whose result it
-    treats as a constant.
+    """Mark a function for torch.compile to call without tracing, with a result that is a constant.
 
     `torch.compiler.assume_constant_result` does the same, but imports the compiler.
     """
@@ -212,8 +211,11 @@ def transformed() -> bool:
 
 
 def recorded() -> bool:
-    """Return whether export, `make_fx` or `torch.jit.trace` records operators in a graph that is
-    differentiated later; False under torch.compile, which differentiates while it traces."""
+    """Return whether export, `make_fx` or `torch.jit.trace` records operators in a graph, which is
+    differentiated only later.
+
+    False under torch.compile, which differentiates while it traces.
+    """
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
     return torch.jit.is_tracing() or get_proxy_mode() is not None
@@ -222,7 +224,7 @@ def recorded() -> bool:
 def capturing() -> bool:
     """Return whether a CUDA graph is being captured, during which the host cannot read results.
 
-    To be called as ``library.capturing()``, so that a test can replace it in one place.
+    Call it as ``library.capturing()``, so that a test can replace it in one place.
     """
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
@@ -236,8 +238,10 @@ def capturing() -> bool:
 
 
 def dispatch_modes() -> "list[TorchDispatchMode]":
-    """Return the active dispatch modes, except those by which torch traces graphs, which are below
-    them on the stack."""
+    """Return the active dispatch modes except torch's own, by which it traces graphs.
+
+    torch's own modes are at the bottom of the stack.
+    """
     modes = torch_private.current_dispatch_modes()
     return [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
 
@@ -278,7 +282,7 @@ def in_passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, any_number:
 
 
 def _passes(run: Callable[..., Y], jets: Sequence[Tensor], q: int, most: int) -> Y:
-    """Compute `in_passes` by passes of at most ``most`` directions, or, at order 2, by one pass for
+    """Compute `in_passes` by passes of at most ``most`` directions; at order 2, by one pass for
     each pair of directions.
 
     Gradients of streams that several passes share are summed by autograd.
@@ -324,7 +328,7 @@ class Streams:
     summed: bool = False
 
     @property
-    def seconds(self) -> int:
+    def num_second(self) -> int:
         """Return the number P of streams of second order."""
         if self.squares:
             return 1 if self.summed else self.squares
@@ -333,7 +337,7 @@ class Streams:
     @property
     def streams(self) -> int:
         """Return the number of streams, S = 1 + q + P."""
-        return 1 + self.directions + self.seconds
+        return 1 + self.directions + self.num_second
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -535,8 +539,8 @@ def register_operator(
     has_statistics: bool = False,
     second_backward: Callable[..., Sequence[Tensor | None] | None] | None = None,
 ) -> None:
-    """`register` an operator whose backward operator has as arguments the gradients of the results,
-    then the operator's own arguments.
+    """Register an operator by `register`; the arguments of its backward operator are the gradients
+    of the results, then the operator's own arguments.
 
     Args:
         reference: the pure-torch reference, with the operator's arguments; it returns no
@@ -641,7 +645,7 @@ def _padded(gradients: Sequence[Tensor | None], length: int) -> Gradients:
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """Return a view that requires a gradient, to be an input of `torch.autograd.grad` that is still
+    """Return a view that requires a gradient, as an input for `torch.autograd.grad`; the view stays
     connected to the tensor's own graph."""
     view = tensor.view_as(tensor)
     return view if view.requires_grad else view.requires_grad_()

@@ -63,11 +63,11 @@ def normalised_jet(x: Tensor, eps: float, streams: Streams | None, centred: bool
     r = torch.rsqrt(mean((primal / rough_rms).square()) + eps / rough_rms / rough_rms) / rough_rms
     y, z = primal * r, tangents * r
     m = mean(y * z)
-    parts = (z - m * y).split([streams.directions, streams.seconds])
+    parts = (z - m * y).split([streams.directions, streams.num_second])
     # y_ij = z_ij − m_ij z_0, the last of `parts`, plus the terms bilinear in first order: `crossed`
     # gives −m_i z_j − m_j z_i, and `curvature` is the factor of z_0.
-    if streams.seconds:
-        (slope, _), (first, _) = (t.split([streams.directions, streams.seconds]) for t in (m, z))
+    if streams.num_second:
+        (slope, _), (first, _) = (t.split([streams.directions, streams.num_second]) for t in (m, z))
         curvature = 3 * streams.quadratic(slope, slope) - mean(streams.quadratic(first, first))
         parts = parts[0], parts[1] - streams.crossed(slope, first) + curvature * y
     return torch.cat([y, *parts])
@@ -214,9 +214,9 @@ def jet_mean_squares_reference(
         return streams.square().mean(0)
 
     streams = streams_of(x, q)
-    _, first, second = widened(x).split([1, q, streams.seconds])
-    second = second if streams.seconds else first[:1, ..., :0]
-    if index is not None and streams.seconds:
+    _, first, second = widened(x).split([1, q, streams.num_second])
+    second = second if streams.num_second else first[:1, ..., :0]
+    if index is not None and streams.num_second:
         second = second.index_select(-1, index)
     return mean_square(first).sum(-1), mean_square(second)
 
@@ -233,8 +233,8 @@ def jet_mean_squares(
     Args:
         x: a stacked jet [S, ..., D].
         q: number of directions, 1 to 4.
-        mask: bool [...], true at the tokens to include; at others result and gradient are zero,
-            even if x is NaN. None: all tokens.
+        mask: bool [...], true at the tokens to include; at the others the results and gradients are
+            zero, even if x is NaN. None: all tokens.
         index: int64 [n], distinct indices of the last dimension; None: all dimensions. Repeated or
             out-of-range indices raise an error on the CPU; on CUDA, where a check would wait for
             the GPU, they give NaN.
@@ -257,8 +257,8 @@ def jet_mean_squares(
 class _Norm:
     """Layer norm (centred; it also has a bias, and saves the mean) or RMS norm.
 
-    The operators have these arguments and results, in this order; those in brackets only in layer
-    norm:
+    The operators have these arguments and results, in this order; layer norm also has the ones in
+    brackets:
 
         forward    x, residual, weight, [bias], eps, q, summed -> y, sum, [mean], rstd
         backward   gy, gsum, x, weight, eps, q, [mean], rstd, need_channels, summed
@@ -354,16 +354,16 @@ class _Norm:
         self, ctx: Context, gy: Tensor | None, gsum: Tensor | None, *_: object
     ) -> Gradients:
         eps, q, summed, has_residual, dtypes = ctx.constants
-        needed = ctx.needs_input_grad[2 : 2 + self.parameters]
+        needs_grads = ctx.needs_input_grad[2 : 2 + self.parameters]
         if gy is None:  # only the sum was used
             gx, channels = gsum, [None] * self.parameters
         else:
             x, weight, *statistics = ctx.saved_tensors
             operator = getattr(OPS, f"{self.name}_backward")
-            gx, *sums = operator(gy, gsum, x, weight, eps, q, *statistics, any(needed), summed)
+            gx, *sums = operator(gy, gsum, x, weight, eps, q, *statistics, any(needs_grads), summed)
             channels = [
                 g.to(dtype) if need else None
-                for g, dtype, need in zip(sums, dtypes, needed, strict=True)
+                for g, dtype, need in zip(sums, dtypes, needs_grads, strict=True)
             ]
         return gx, gx if has_residual else None, *channels, None, None, None
 
@@ -402,10 +402,10 @@ _RMS_NORM = _Norm("rms_norm_jet", centred=False)
 def _fake_squares(
     x: Tensor, mask: Tensor | None, index: Tensor | None, q: int
 ) -> tuple[Tensor, Tensor]:
-    chosen = x.shape[-1] if index is None else index.shape[0]
-    chosen = 0 if x.shape[0] == 1 + q else chosen
-    first = x.new_empty(x.shape[1:-1], dtype=wide_dtype(x.dtype))
-    return first, first.new_empty((*first.shape, chosen))
+    num_columns = x.shape[-1] if index is None else index.shape[0]
+    num_columns = 0 if x.shape[0] == 1 + q else num_columns
+    token_means = x.new_empty(x.shape[1:-1], dtype=wide_dtype(x.dtype))
+    return token_means, token_means.new_empty((*token_means.shape, num_columns))
 
 
 register_operator(

@@ -59,8 +59,7 @@ def _checked(
     other_inputs: Tensor | None,
     other_cotangents: Sequence[Tensor] | None,
 ) -> tuple[Tensor, Sequence[Tensor], Tensor, Sequence[Tensor]]:
-    """Check both sides' operands, and return them; a missing right side is replaced by the left
-    one.
+    """Check and return both sides' operands; the left side replaces a missing right side.
 
     Raises:
         ValueError: shapes do not match; or only one of other_inputs and other_cotangents is given.
@@ -110,8 +109,8 @@ def _sides(
     other_inputs: Tensor | None,
     other_cotangents: Sequence[Tensor] | None,
 ) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
-    """Return the operands of both sides as `_checked`, in the dtype of sums, and with infinite or
-    NaN inputs at unused positions set to 0."""
+    """Return the operands of both sides, checked by `_checked` and converted to the dtype of sums,
+    with infinite and NaN inputs at unused positions set to 0."""
     a, deltas, b, right_deltas = _checked(inputs, cotangents, other_inputs, other_cotangents)
     left = _widened(a, deltas)
     return *left, *(left if other_inputs is None else _widened(b, right_deltas))
@@ -224,32 +223,32 @@ def _tiles(
             then also the same.
         deltas, right_deltas: cotangents of both sides.
     """
-    symmetric = right is left
+    is_symmetric = right is left
     delta = _side_by_side(deltas)
-    right_delta = delta if symmetric else _side_by_side(right_deltas)
-    outputs, count, positions, _ = delta.shape
+    right_delta = delta if is_symmetric else _side_by_side(right_deltas)
+    out_dim, count, positions, _ = delta.shape
     other_count, other_positions = right.shape[:2]
-    kernel = left.new_zeros(outputs, count, outputs, other_count, dtype=wide_dtype(left.dtype))
-    if not positions or not other_positions or not outputs:
+    kernel = left.new_zeros(out_dim, count, out_dim, other_count, dtype=wide_dtype(left.dtype))
+    if not positions or not other_positions or not out_dim:
         return kernel
-    step = max(1, most // (positions * outputs))
-    other_step = max(1, most // (other_positions * outputs))
+    step = max(1, most // (positions * out_dim))
+    other_step = max(1, most // (other_positions * out_dim))
     for i in range(0, count, step):
         rows = slice(i, i + step)
-        for j in range(i if symmetric else 0, other_count, other_step):
+        for j in range(i if is_symmetric else 0, other_count, other_step):
             columns = slice(j, j + other_step)
             tile = _tile(left[rows], delta[:, rows], right[columns], right_delta[:, columns])
-            if symmetric and i == j:
+            if is_symmetric and i == j:
                 tile = (tile + tile.permute(2, 3, 0, 1)) / 2  # exactly symmetric
             kernel[:, rows, :, columns] = tile
-            if symmetric and i != j:
+            if is_symmetric and i != j:
                 kernel[:, columns, :, rows] = tile.permute(2, 3, 0, 1)
     return kernel
 
 
 def _side_by_side(cotangents: Sequence[Tensor]) -> Tensor:
-    """Return the layers' cotangents concatenated, [C, N, T, Σ e_l]: inner products of these are the
-    sums of the layers' inner products."""
+    """Return the layers' cotangents concatenated, [C, N, T, Σ e_l]; inner products of the
+    concatenation are the sums of the layers' inner products."""
     return torch.cat(list(cotangents), -1) if len(cotangents) > 1 else cotangents[0]
 
 
@@ -280,9 +279,9 @@ def _fake(
     other_inputs: Tensor | None,
     *_: object,
 ) -> Tensor:
-    outputs, count = cotangents[0].shape[:2]
+    out_dim, count = cotangents[0].shape[:2]
     other_count = count if other_inputs is None else other_inputs.shape[0]
-    return inputs.new_empty(outputs, count, outputs, other_count, dtype=wide_dtype(inputs.dtype))
+    return inputs.new_empty(out_dim, count, out_dim, other_count, dtype=wide_dtype(inputs.dtype))
 
 
 register_without_derivative("ntk_gram", _fake)
@@ -329,17 +328,17 @@ def ntk_materialised(
         return ntk_materialised_reference(*operands)
     a, deltas, b, right_deltas = _sides(*operands)
     symmetric = other_inputs is None
-    outputs, count, other_count = deltas[0].shape[0], a.shape[0], b.shape[0]
-    kernel = a.new_zeros(count * outputs, other_count * outputs)
+    out_dim, count, other_count = deltas[0].shape[0], a.shape[0], b.shape[0]
+    kernel = a.new_zeros(count * out_dim, other_count * out_dim)
     for delta, right_delta in zip(deltas, right_deltas, strict=True):
-        vectors = outputs * (count if symmetric else count + other_count)
+        vectors = out_dim * (count if symmetric else count + other_count)
         row_bytes = max(1, vectors * a.shape[-1] * a.itemsize)
         step = min(max(_LEAST_ROWS, _CACHE_BYTES // row_bytes), workspace // row_bytes)
         step = max(1, min(step, delta.shape[-1]))
         # All blocks use the same memory: page faults of fresh memory would cost more than a
         # product.
-        memory = a.new_empty(outputs * count * step * a.shape[-1])
-        other_memory = a.new_empty(0 if symmetric else outputs * other_count * step * a.shape[-1])
+        memory = a.new_empty(out_dim * count * step * a.shape[-1])
+        other_memory = a.new_empty(0 if symmetric else out_dim * other_count * step * a.shape[-1])
         for start in range(0, delta.shape[-1], step):
             block = _rows(a, delta[..., start : start + step], memory)
             if symmetric:
@@ -349,7 +348,7 @@ def ntk_materialised(
                 kernel += rows_times(block, right_block, _STRIP)
     if symmetric:
         kernel = kernel.triu() + kernel.triu(1).T
-    return kernel.view(count, outputs, other_count, outputs).permute(1, 0, 3, 2)
+    return kernel.view(count, out_dim, other_count, out_dim).permute(1, 0, 3, 2)
 
 
 def _rows(a: Tensor, delta: Tensor, memory: Tensor) -> Tensor:
@@ -360,16 +359,16 @@ def _rows(a: Tensor, delta: Tensor, memory: Tensor) -> Tensor:
         delta: the rows' cotangents, [C, N, T, rows].
         memory: a buffer for the result.
     """
-    outputs, count, positions, rows = delta.shape
-    transposed = delta.permute(1, 0, 3, 2).reshape(count, outputs * rows, positions)
-    shape = (count, outputs * rows, a.shape[-1])
+    out_dim, count, positions, rows = delta.shape
+    transposed = delta.permute(1, 0, 3, 2).reshape(count, out_dim * rows, positions)
+    shape = (count, out_dim * rows, a.shape[-1])
     out = memory[: math.prod(shape)].view(shape)
     torch.bmm(transposed, a, out=out)
-    return out.view(count * outputs, rows * a.shape[-1])
+    return out.view(count * out_dim, rows * a.shape[-1])
 
 
 def _add_upper_triangle(kernel: Tensor, block: Tensor) -> None:
-    """Add the upper triangle of block blockᵀ to the kernel, strip by strip."""
+    """Add the upper triangle of the matrix product block · blockᵀ to the kernel, strip by strip."""
     for start in range(0, kernel.shape[0], _STRIP):
         strip = block[start : start + _STRIP]
         kernel[start : start + _STRIP, start:] += rows_times(strip, block[start:], len(strip))
@@ -383,14 +382,14 @@ def ntk_materialised_reference(
 ) -> Tensor:
     """Compute `ntk_materialised` in pure torch, from one layer's full gradients at a time."""
     a, deltas, b, right_deltas = _sides(inputs, cotangents, other_inputs, other_cotangents)
-    outputs, count, other_count = deltas[0].shape[0], a.shape[0], b.shape[0]
-    kernel = a.new_zeros(outputs * count, outputs * other_count)
+    out_dim, count, other_count = deltas[0].shape[0], a.shape[0], b.shape[0]
+    kernel = a.new_zeros(out_dim * count, out_dim * other_count)
     for delta, right_delta in zip(deltas, right_deltas, strict=True):
         left = _gradients(a, delta)
         kernel = kernel + left @ (left if other_inputs is None else _gradients(b, right_delta)).T
     if other_inputs is None:
         kernel = (kernel + kernel.T) / 2  # exactly symmetric
-    return kernel.view(outputs, count, outputs, other_count)
+    return kernel.view(out_dim, count, out_dim, other_count)
 
 
 def _gradients(a: Tensor, delta: Tensor) -> Tensor:

@@ -24,11 +24,11 @@ def softmax_stack(s: Tensor, streams: Streams, masked: bool = False, dim: int = 
     # Fully hidden rows are replaced before the softmax: 0 · NaN would make their gradient NaN.
     hidden = torch.isneginf(s[0]).all(dim, keepdim=True) & masked
     p = torch.softmax(s[0].masked_fill(hidden, 0), dim).masked_fill(hidden, 0)
-    _, first, second = s.split([1, streams.directions, streams.seconds])
+    _, first, second = s.split([1, streams.directions, streams.num_second])
     c = first - (p * first).sum(dim, keepdim=True)
     y = [p.unsqueeze(0), p * c]
     # cross = c_i p_j = p c_i c_j, whose sum over the row has to be subtracted.
-    if streams.seconds:
+    if streams.num_second:
         cross = streams.quadratic(c, y[1])
         y.append(cross + p * (second - (cross + p * second).sum(dim, keepdim=True)))
     return torch.cat(y)
@@ -50,12 +50,12 @@ def softmax_stack_gradient(g: Tensor, s: Tensor, streams: Streams) -> Tensor:
     def centred(x: Tensor) -> Tensor:
         return x - (p * x).sum(-1, keepdim=True)
 
-    sizes = [1, streams.directions, streams.seconds]
+    sizes = [1, streams.directions, streams.num_second]
     _, first, second = s.split(sizes)
     gradient, g_first, g_second = g.split(sizes)
     c, w = centred(first), g_first
     parts = []
-    if streams.seconds:
+    if streams.num_second:
         h = centred(g_second)
         parts = [p * h]
         w = w + streams.quadratic_gradient(h, c)

@@ -13,10 +13,11 @@ _MOST_CELLS = 4_000  # of an integral
 
 
 def survivor_count(mixture: Mixture, order: Index) -> int:
-    """Return the length of the ranking down to the last model that may well beat the first.
+    """Return the number of models, from the first of the ranking, that are worth a further run.
 
-    That is one with a probability of `Constants.survival` or more.  It compares two models, so that
-    further candidates never take a model out.
+    The last of them is the last model that beats the first one with a probability of
+    `Constants.survival` or more.  The probability compares two models, so that additional
+    candidates never exclude a model.
 
     Args:
         mixture: distribution of the n models' ln L.
@@ -29,9 +30,9 @@ def survivor_count(mixture: Mixture, order: Index) -> int:
 def expected_regret(mixture: Mixture, order: Index, *, ratio: bool) -> Array:
     """Return the expected excess of the best of the first k models over the best of all, [n].
 
-    In each component E[min of k] − E[min of all] = ∫ P(min of k > x) − P(min of all > x) dx, by
-    the trapezoidal rule.  The uniform distribution in P(best) is left out, as it does not say by
-    how much a model is better.
+    In each component of the mixture, E[min of k] − E[min of all] is
+    ∫ P(min of k > x) − P(min of all > x) dx, computed by the trapezoidal rule.  The uniform
+    distribution that is mixed into P(best) is left out, as it has no losses.
 
     Args:
         mixture: distribution of the n models' ln L.

@@ -45,8 +45,8 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
     standardised deviation and changes with the unit of ln L; here, as in AtS, it is divided by σ,
     the population standard deviation of the residuals of that line.
 
-    As published, the last point is never used: if no point is rejected, the line goes through all
-    points but that of the smallest size, unless there are only `gamma` points.
+    As published, the smallest size is never used: if no point is rejected, the line goes through
+    the points of all other sizes, unless there are only `gamma` points.
 
     Args:
         x: ln D, ascending, [m] or [n, m].
@@ -65,7 +65,7 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
     if num_points < 2:
         raise ValueError(f"a line needs 2 sizes or more, there are {num_points}")
     x = np.broadcast_to(x, y.shape)
-    count = np.full(num_curves, num_points if num_points <= gamma else num_points - 1)
+    num_used = np.full(num_curves, num_points if num_points <= gamma else num_points - 1)
     is_stopped = np.zeros(num_curves, dtype=bool)
     for line_size in range(gamma, num_points):
         line, residual = line_through(x[:, -line_size:], y[:, -line_size:], 1.0, line_size)
@@ -75,14 +75,14 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
         deviation = np.abs(y[:, index] - line[0] - line[1] * x[:, index])
         tolerance = np.maximum(tau * residual.std(-1), _ROUNDING)
         is_rejected = ~is_stopped & (deviation > tolerance)
-        count = np.where(is_rejected, line_size, count)
+        num_used = np.where(is_rejected, line_size, num_used)
         is_stopped |= is_rejected
-    is_accepted = np.arange(num_points) >= num_points - count[:, None]
-    (intercept, slope, mean_x, square_x), residual = line_through(x, y, is_accepted, count)
+    is_accepted = np.arange(num_points) >= num_points - num_used[:, None]
+    (intercept, slope, mean_x, square_x), residual = line_through(x, y, is_accepted, num_used)
     with np.errstate(invalid="ignore", divide="ignore"):
-        variance = np.where(count > 2, (residual**2).sum(-1) / (count - 2), np.nan)
-    visited = np.where(is_stopped, count + 1, num_points)
-    return Line(intercept, slope, count, visited, is_stopped, mean_x, square_x, variance)
+        variance = np.where(num_used > 2, (residual**2).sum(-1) / (num_used - 2), np.nan)
+    visited = np.where(is_stopped, num_used + 1, num_points)
+    return Line(intercept, slope, num_used, visited, is_stopped, mean_x, square_x, variance)
 
 
 def line_through(

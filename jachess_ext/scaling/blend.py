@@ -3,8 +3,8 @@
 One is the mean over a grid of rectified shapes (shapes.py).  The other continues the slope that a
 curve has at its largest size, which fades by a factor φ per doubling.  How well both have forecast
 the table's later sizes from its earlier ones decides φ, the weights of the two, and the width of
-the intervals.  The differences between the forecasts of two models are drawn half-way to those
-between their last losses, as forecasts exaggerate differences.
+the intervals.  The difference between the forecasts of two models is moved half-way towards the
+difference between their last losses, as forecasts exaggerate differences.
 """
 
 from __future__ import annotations
@@ -32,23 +32,22 @@ _MOST_MODELS = 300  # in backtests, for speed
 def replace_spikes(y: Array, sizes: Array) -> Array:
     """Return ln L, [n, m], with first losses of failed runs replaced.
 
-    A run that diverged at the smallest size looks like a steep fall, and would make its model the
-    best.  Where the first fall is far above those of the other models, the first loss is
-    replaced by the second and the curve's next fall, so that no model gains by a worse loss.
+    A run that diverged at the smallest size makes its curve fall steeply, and would make its model
+    the best.  If the fall from the first to the second loss is far above that of the other models,
+    the first loss is replaced by the second plus the curve's next fall, so that no model gains by a
+    worse loss.
     """
     steps = np.diff(np.log2(sizes))
     falls = -np.diff(y) / steps
     median = np.median(falls[:, 0])
     deviation = _MEDIAN_TO_DEVIATION * np.median(abs(falls[:, 0] - median))
     limit = median + CONSTANTS.spike * deviation + abs(median) / 2
-    first = y[:, 1] + np.minimum(falls[:, 1], limit) * steps[0]
-    return np.column_stack([np.where(falls[:, 0] > limit, first, y[:, 0]), y[:, 1:]])
+    first_loss = y[:, 1] + np.minimum(falls[:, 1], limit) * steps[0]
+    return np.column_stack([np.where(falls[:, 0] > limit, first_loss, y[:, 0]), y[:, 1:]])
 
 
 def fading_doublings(doublings: float, fade: float | Array) -> float | Array:
-    """Return how many doublings of an unfading slope change ln L as much as these do.
-
-    It is the integral of φ^t over t from 0 to `doublings`.
+    """Return the change of ln L divided by the initial slope: ∫ φ^t dt, t from 0 to `doublings`.
 
     Args:
         doublings: log₂(target / largest size).
@@ -131,12 +130,12 @@ _DEVIATIONS = np.log([0.06, 0.02, 0.02])  # prior mean of ln `Process.deviations
 
 
 class Start(NamedTuple):
-    """What the first k sizes say of n curves.
+    """Level and slope of n curves, estimated from the first k sizes, from which a backtest starts.
 
     Attributes:
         level: ln L at the k-th size without its noise, [n].
         slope: change of ln L per doubling there, [n].
-        deviations: standard deviations of ln L in the process at t later sizes, [t].
+        deviations: standard deviations of the process's predictions of ln L at t later sizes, [t].
     """
 
     level: Array
@@ -145,7 +144,7 @@ class Start(NamedTuple):
 
     @classmethod
     def fit(cls, y: Array, sizes: Array, later: Array) -> Start:
-        """Return the start at the last of the sizes, [m], for ln L, [n, m].
+        """Fit the process to ln L, [n, m], at sizes, [m]; return the start at the last size.
 
         Level and slope are those of the line through the process's means at the next two doublings.
         """
@@ -156,14 +155,15 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Backtests:
-    """What forecasts of a table's later sizes from its earlier ones tell.
+    """Settings of "blend", estimated from forecasts of a table's later sizes by its earlier ones.
 
     Attributes:
-        fade: φ, the factor that slopes keep per doubling.
+        fade: φ, the factor by which slopes fade per doubling.
         shape_weight: weight of the shapes' forecast against that of the fading slope, 0 to 1.
-        log_rates: sum over starts of the mean ln of the forecast errors per doubling, [2]: of the
-            idiosyncratic error of a model, and of the error common to all.
-        count: number of starts.
+        log_rates: ln of the forecast error per doubling, averaged over the later sizes and summed
+            over the starts, [2]: of the idiosyncratic error of a model, and of the error common to
+            all models.
+        count: number of starts, one for each k.
     """
 
     fade: float
@@ -252,7 +252,7 @@ def _probability(log_odds: float) -> float:
 
 
 def _log(errors: Array) -> Array:
-    """Return ln of absolute errors of ln L, which are at least `_ROUNDING`."""
+    """Return ln of absolute errors, to which `_ROUNDING` is added to keep the result finite."""
     return np.log(errors + _ROUNDING)
 
 
@@ -267,12 +267,15 @@ def centre(values: Array) -> Array:
 
 
 def draw(forecast: Array, last: Array) -> Array:
-    """Return forecasts whose differences are drawn to those of the last ln losses, [n]."""
+    """Return forecasts, [n], whose differences are moved towards those of the last ln losses, [n].
+
+    Their mean does not change.
+    """
     return forecast + CONSTANTS.draw * (centre(last) - centre(forecast))
 
 
 def no_signal_probability(y: Array, sizes: Array) -> float:
-    """Return the probability that differences between models are noise, anew at every size.
+    """Return the probability that all differences between models are noise, independent by size.
 
     The alternatives are differences in level and slope that last from one of the sizes on.  The
     evidence is that of matrix normal distributions, with the scale integrated out.
@@ -288,10 +291,10 @@ def no_signal_probability(y: Array, sizes: Array) -> float:
     if (z**2).mean() < _ROUNDING**2:
         return 1.0
     v = (u - u[-1]) / (u[-1] - u[0])
-    begun = np.tri(m)[:, : m - 1].T  # [m − 1, m]: from which size on differences last
+    onsets = np.tri(m)[:, : m - 1].T  # [m − 1, m]: from which size on differences last
     lasting = [
         scale**2 * np.outer(on, on) * (1 + slope * np.outer(v, v))
-        for on in begun
+        for on in onsets
         for scale in (0.5, 1, 2, 4, 8, 16)
         for slope in (0, 1, 4)
     ]
@@ -310,7 +313,7 @@ class BlendForecast(NamedTuple):
         predictive: Student's t distributions of ln L; their centres rank the models.
         deviation: standard deviation of the idiosyncratic error of ln L, [n].
         no_signal: probability that the models do not differ, [n].
-        extrapolation: ln L before the differences are drawn to the last losses, [n].
+        extrapolation: ln L before the differences are moved towards those of the last losses, [n].
     """
 
     predictive: Student
@@ -330,16 +333,16 @@ def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[Ble
     y, later = replace_spikes(np.log(losses), sizes), np.array(targets)
     order = np.argsort(y[:, -1], kind="stable")  # a sample does not depend on the table's order
     sample = order[np.linspace(0, len(y) - 1, min(len(y), _MOST_MODELS)).round().astype(int)]
-    tests, start = Backtests.run(y[sample], sizes), Start.fit(y, sizes, later)
+    backtests, start = Backtests.run(y[sample], sizes), Start.fit(y, sizes, later)
     no_signal = np.full(len(y), no_signal_probability(y, sizes))
-    shapes = posterior_means(y, sizes, later) if tests.shape_weight else [0.0] * len(later)
+    shapes = posterior_means(y, sizes, later) if backtests.shape_weight else [0.0] * len(later)
     results = []
     for target, shape, process in zip(later, shapes, start.deviations, strict=True):
         doublings = np.log2(target / sizes[-1])
-        slope = start.level + start.slope * fading_doublings(doublings, tests.fade)
-        extrapolation = slope + tests.shape_weight * (shape - slope)
+        slope = start.level + start.slope * fading_doublings(doublings, backtests.fade)
+        extrapolation = slope + backtests.shape_weight * (shape - slope)
         location = draw(extrapolation, y[:, -1])
-        idiosyncratic, common = tests.deviations(doublings, process)
+        idiosyncratic, common = backtests.deviations(doublings, process)
         # Forecasts by which the models fall differently, and so may change places, are less sure.
         idiosyncratic = np.hypot(idiosyncratic, CONSTANTS.fall * np.std(y[:, -1] - location))
         scales = np.full((2, len(y)), [[np.hypot(idiosyncratic, common)], [idiosyncratic]])

@@ -4,7 +4,8 @@
 
 v_i is the change of layer i by fine-tuning, H_i⁺ the Hessian of the loss in the layer's parameters
 without its negative eigenvalues, and the maximum is over the training examples.  The paper calls
-pre-power phase where the last term outweighs the second, and power phase where it does not.
+the sizes where the last term outweighs the second the pre-power phase, and the others the power
+phase.
 """
 
 from __future__ import annotations
@@ -174,8 +175,10 @@ def pac_bayes_bound(
 
 
 def layer_name(parameter: str) -> str:
-    """Return the layer of a parameter: its name up to the first number, or else its first two
-    modules.
+    """Return the prefix of a parameter's name that names its layer.
+
+    The prefix ends with the first number ("bert.encoder.layer.3"), or if there is none with the
+    second module.
 
     Examples:
         >>> layer_name("bert.encoder.layer.3.output.dense.weight")
@@ -191,22 +194,24 @@ def layer_name(parameter: str) -> str:
 def _changes(
     model: nn.Module, pretrained: nn.Module | Mapping[str, Tensor]
 ) -> tuple[dict[str, dict[str, Tensor]], tuple[str, ...]]:
-    """Return layer -> (parameter -> fine-tuned − pretrained value), and the parameters that are
-    new."""
-    before = pretrained.state_dict() if isinstance(pretrained, nn.Module) else pretrained
+    """Return the changes of the parameters by fine-tuning, and the names of new parameters.
+
+    The changes are a dict, layer -> (parameter -> fine-tuned − pretrained value).
+    """
+    origin = pretrained.state_dict() if isinstance(pretrained, nn.Module) else pretrained
     trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     changes: dict[str, dict[str, Tensor]] = {}
-    for name in filter(before.__contains__, trained):
-        if before[name].shape != trained[name].shape:
+    for name in filter(origin.__contains__, trained):
+        if origin[name].shape != trained[name].shape:
             raise ValueError(
                 f"{name} is {list(trained[name].shape)} in the model and "
-                f"{list(before[name].shape)} in the pretrained one; expected the same architecture"
+                f"{list(origin[name].shape)} in the pretrained one; expected the same architecture"
             )
-        change = trained[name] - before[name].detach().to(trained[name])
+        change = trained[name] - origin[name].detach().to(trained[name])
         changes.setdefault(layer_name(name), {})[name] = change
     if not changes:
         raise ValueError("no trainable parameter of the model has a pretrained value")
-    return changes, tuple(name for name in trained if name not in before)
+    return changes, tuple(name for name in trained if name not in origin)
 
 
 class _Loss(nn.Module):
@@ -230,7 +235,8 @@ def _model_loss(model: nn.Module, batch: Mapping[str, object]) -> Tensor:
 def _hessian_product(
     compute_loss: _Loss, batch: object, names: Sequence[str]
 ) -> Callable[[Tensor], Tensor]:
-    """Return u -> H u, with H the Hessian of a batch's loss in the parameters of these names."""
+    """Return the function u -> H u, where H is the Hessian of a batch's loss with respect to the
+    parameters `names`."""
     parameters = {f"model.{name}": compute_loss.model.get_parameter(name) for name in names}
 
     def layer_loss(layer: dict[str, Tensor]) -> Tensor:
@@ -256,7 +262,7 @@ _INVARIANT = 1e-10  # of the largest entry of T: below it the Krylov space is ex
 def positive_curvature(
     product: Callable[[Tensor], Tensor], v: Tensor, steps: int
 ) -> tuple[float, float]:
-    """Compute vᵀ H⁺ v of a symmetric H, with H⁺ without its negative eigenvalues.
+    """Compute vᵀ H⁺ v, where H⁺ is the symmetric matrix H without its negative eigenvalues.
 
     Lanczos quadrature (Golub & Meurant 2010): with the tridiagonal T of the Lanczos process started
     at v/‖v‖, vᵀ f(H) v ≈ ‖v‖² f(T)₁₁, here for f(λ) = max(λ, 0).  It is exact once the Krylov space
@@ -268,8 +274,8 @@ def positive_curvature(
         steps: largest number of products; as many vectors [n] are in memory.
 
     Returns:
-        The value, and its uncertainty: by how much it changes if every Ritz value moves by its
-        residual, ‖v‖² Σ_i s_1i² β |s_ki|; 0 if the Krylov space is exhausted.
+        The value, and its uncertainty: its change if every Ritz value moves by its residual,
+        ‖v‖² Σ_i s_1i² β |s_ki|; 0 if the Krylov space is exhausted.
 
     Examples:
         >>> positive_curvature(lambda u: 3 * u, torch.ones(4), steps=5)

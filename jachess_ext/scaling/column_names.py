@@ -64,8 +64,10 @@ _FILLERS = vocabulary(
 
 
 def snake_case(label: str) -> str:
-    """Return a column's name in snake case, without prefixes: "Train Size", "trainSize" ->
-    train_size."""
+    """Return a column's name in snake case, without prefixes.
+
+    "Train Size" and "trainSize" both become "train_size".
+    """
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", label).lower().replace("%", " percent")
     words = re.sub(r"^(params|metrics|config|summary|hparams|tags)[\W_]+", "", words)
     return "_".join(re.findall(r"[^\W_]+", words))
@@ -81,8 +83,8 @@ def is_summary_row(name: str) -> bool:
     text = name.lower().replace("p-value", "pvalue")
     words = re.findall(r"[^\W_]+", text)
     outer_words = re.findall(r"[^\W_]*[^\W\d_][^\W_]*", re.sub(r"\(.*?\)", "", text))
-    marks = name.endswith("%") or re.search(r"±|∆|\bδ\b|\bσ\b", name.lower())
-    if marks or is_missing(name) or not re.search(r"\w", name):
+    has_mark = name.endswith("%") or re.search(r"±|∆|\bδ\b|\bσ\b", name.lower())
+    if has_mark or is_missing(name) or not re.search(r"\w", name):
         return True
     # "max" is a summary but "maxvit" is a model, and so is "mean-pooled bert", as "pooled" is not
     # in the vocabularies.  All words outside parentheses have to be.
@@ -108,7 +110,7 @@ def marks_unfinished(column: str, value: str) -> bool:
 
 
 def doubt_about_sizes(headers: Sequence[object], sizes: Sequence[float]) -> str | None:
-    """Return what plain numbers may mean instead of training set sizes; None if nothing.
+    """Return a text on what plain numbers may be instead of training set sizes; None if nothing.
 
     Args:
         headers: the column names (or cells) that were read as sizes.

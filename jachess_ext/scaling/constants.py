@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Constants:
-    """What no table can say about itself, fitted on the development tables.
+    """Constants that cannot be estimated from a single table, fitted on the development tables.
 
     `python -m benchmarks.selection constants` judges the choice with each constant halved and
     doubled: RelAcc moves by a point at most, so that they are round numbers.
@@ -19,16 +19,17 @@ class Constants:
         fade_spread: standard deviation of ln φ.
         evidence: log odds of one forecast against another per nat of error and backtest.
         backtests: number of backtests beyond which evidence does not grow.
-        draw: weight of the last losses in the differences between forecasts.
+        draw: weight of the last losses in the differences between forecasts, see `blend.draw`.
         width: prior of a forecast's error, in standard deviations of the process; it counts as the
             backtests from one size.
-        fall: error of a model's forecast in standard deviations of the falls that are forecast.
+        fall: error of a model's forecast in standard deviations, over the models, of the forecast
+            falls from the last loss.
         no_signal: prior probability that the models of a table do not differ.
         surprise: weight in P(best) of the uniform distribution over the candidates.
         dof: degrees of freedom of the prediction intervals.
-        survival: probability of being better than the first model, from which a model is worth a
-            further run.
-        confidence: P(best) of the first model from which no further run is advised.
+        survival: smallest probability of being better than the first model for which a model is
+            worth a further run.
+        confidence: smallest P(best) of the first model for which no further run is advised.
     """
 
     spike: float = 3.0

@@ -25,9 +25,9 @@ class Drift:
     No law is exact: beyond the largest size, the slope d ln L / d ln D of a curve differs from the
     law's, and ln L is wrong by that difference times the reach, ln(size / largest size).  The
     difference is estimated by the geometric mean of two numbers: the slope error in the backtest,
-    which is of this curve but over a short reach, and the slope at the curve's end, as a curve may
-    stop falling or fall twice as steeply.  It grows with the ratio of the reach to the span, the
-    range of ln of the measured sizes:
+    which is measured on this curve but over a short reach, and the slope at the curve's end, as a
+    curve may stop falling or fall twice as steeply.  It grows with the ratio of the reach to the
+    span, the range of ln of the measured sizes:
 
         deviation of ln L = 0.85 √(slope · slope error of the backtest · reach / span) · reach
 
@@ -42,9 +42,10 @@ class Drift:
     rate: Array
 
     def widen(self, exact: Student, size: float) -> Student:
-        """Add the drift at a size to the distribution of ln L, [n], that assumes the law is exact.
+        """Add the drift at a size to `exact`, the distribution of ln L, [n], under an exact law.
 
-        The degrees of freedom of the sum are those of Welch and Satterthwaite; the drift has two.
+        The degrees of freedom of the sum follow the Welch–Satterthwaite equation; the drift has
+        two.
         """
         # `drift` and `noise` are variances.
         reach = np.maximum(np.log(size) - self.last, 0.0) if size > 0 else np.zeros(len(self.last))
@@ -60,13 +61,13 @@ def measure_drift(sizes: Array, losses: Array, counted: Mask, errors: Mapping[in
         sizes: increasing, [m].
         losses: [n, m].
         counted: which losses are used: at least two of each curve, at sizes above 0, [n, m].
-        errors: the backtest, k -> ln forecast − ln loss at the sizes after the first k, [n, m − k],
-            of the law fitted to the first k sizes.  For a curve without a backtest, the slope at
-            its end replaces the slope error.
+        errors: the backtest: k -> ln forecast − ln loss, [n, m − k], at the sizes after the first
+            k, where the law is fitted to the first k sizes.  For a curve without a backtest, the
+            slope at its end replaces the slope error.
     """
     x = np.broadcast_to(log_sizes(sizes), counted.shape)
-    recent = counted & (counted[:, ::-1].cumsum(-1)[:, ::-1] <= _RECENT)
-    (_, slope, _, _), _ = line_through(x, np.log(losses), recent, recent.sum(-1))
+    is_recent = counted & (counted[:, ::-1].cumsum(-1)[:, ::-1] <= _RECENT)
+    (_, slope, _, _), _ = line_through(x, np.log(losses), is_recent, is_recent.sum(-1))
     counted_x = np.where(counted, x, np.nan)
     squared_slope_errors = np.full((len(x), len(errors)), np.nan)
     for column, (k, error) in enumerate(errors.items()):
@@ -80,6 +81,6 @@ def measure_drift(sizes: Array, losses: Array, counted: Mask, errors: Mapping[in
 
 
 def _nan_mean(values: Array) -> Array:
-    """Return the mean over the last axis, NaN left out; NaN where all values are NaN."""
+    """Return the mean of the values that are not NaN over the last axis; NaN if there are none."""
     count = (~np.isnan(values)).sum(-1)
     return np.where(count > 0, np.nansum(values, -1) / np.maximum(count, 1), np.nan)

@@ -56,7 +56,10 @@ class Scale:
     size: Array
 
     def unit(self, exponents: Exponents) -> Array:
-        """Return the unit of a parameter, [n]; an exponent may be NaN where its base is 1."""
+        """Return the unit of a parameter, loss^a · size^b for exponents (a, b), [n].
+
+        An exponent may be NaN where its base is 1.
+        """
         pairs = zip(exponents, (self.loss, self.size), strict=True)
         logs = [np.where(base == 1, 0.0, power * np.log(base)) for power, base in pairs]
         return np.exp(logs[0] + logs[1])
@@ -94,11 +97,11 @@ Transitions = Transition | None | list[Transition | None]
 class FittedLaw:
     """A law fitted to n curves; results for a single curve ([m]) have no dimension n.
 
-    Intervals are Student's t around the fit with m − p degrees of freedom; the variance is that of
-    the noise plus that of the parameters (delta method).  The covariance of the parameters is the
-    inverse curvature at the optimum, with a weak prior over the bounds of each parameter, without
-    which a parameter that the data do not determine would have infinite variance.  Intervals of
-    ats are the exact ones of a straight line through the accepted points.
+    Intervals are those of Student's t around the fit, with m − p degrees of freedom; the variance
+    is that of the noise plus that of the parameters (delta method).  The covariance of the
+    parameters is the inverse curvature at the optimum.  It includes a weak prior over the bounds of
+    each parameter, as a parameter that the data do not determine would else have infinite variance.
+    Intervals of ats are exact for a straight line through the accepted points.
 
     Attributes:
         definition: the law, with its `formula`.
@@ -106,8 +109,9 @@ class FittedLaw:
             `Parameter.is_log`.
         covariance: covariance of the coordinates, [n, p, p]; zero for fixed ones.
         noise: standard deviation of ln L around the law, [n]; NaN without degrees of freedom.
-        dof: number of losses with a weight above 0 minus that of free parameters, [n].
-        objective: minimum of Σ w h_δ(r), [n]; the weights above 0 have mean 1.
+        dof: number of losses with a weight above 0 minus number of free parameters, [n].
+        objective: minimum of Σ w h_δ(r), Huber's loss of the residuals, [n]; the weights above 0
+            have mean 1.
         delta: Huber's threshold δ in ln L, [n].
         scale: units of the fit.
         backtest: if `fit` chose the law, name of each law -> median |ln error| of its forecasts of
@@ -201,7 +205,8 @@ class FittedLaw:
         return result
 
     def _variance(self, gradient: Array) -> Array:
-        """Return gᵀ C g, [n], the variance of a function with gradient g, [n, p] (delta method)."""
+        """Return gᵀ C g, [n], the variance of a function with gradient g, [n, p], by the delta
+        method; C is the covariance of the coordinates."""
         return np.einsum("np,npq,nq->n", gradient, self.covariance, gradient)
 
     @property
@@ -326,7 +331,7 @@ class FittedLaw:
         return ax
 
     def _log_predict(self, sizes: Array) -> Array:
-        """Return ln L, [n, k], at sizes, [k]."""
+        """Return the predicted ln L, [n, k], at sizes, [k]."""
         if not self.definition.reads_zero and (sizes == 0).any():
             raise ValueError(f"the {self.law} law has no value at size 0; ask for sizes above 0")
         log_losses, _ = self.definition.log_loss(self.coordinates, self._scaled(sizes), False)
@@ -366,9 +371,9 @@ def describe(fitted: FittedLaw) -> str:
     """
     smallest, largest = fitted.size_range[:, 0].min(), fitted.size_range[:, 1].max()
     num_curves = len(fitted.size_range)
-    location = "" if num_curves == 1 else f"{num_curves} curves at "
+    prefix = "" if num_curves == 1 else f"{num_curves} curves at "
     range_text = f"{_size_text(smallest, 6)} to {_size_text(largest, 6)}"
-    title = f"{fitted.law} law, {fitted.definition.formula}, through {location}sizes {range_text}"
+    title = f"{fitted.law} law, {fitted.definition.formula}, through {prefix}sizes {range_text}"
     if fitted.backtest:
         order = sorted(fitted.backtest, key=fitted.backtest.__getitem__)
         errors = ", ".join(f"{law} {fitted.backtest[law]:.2g}" for law in order)

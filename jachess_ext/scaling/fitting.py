@@ -40,7 +40,7 @@ def fit(
     t: npt.ArrayLike | None = None,
     lr: float | None = None,
 ) -> FittedLaw:
-    """Fit a law to losses over sizes.
+    """Fit a scaling law to losses at several training set sizes.
 
     All curves are fitted as one batch; the result for a curve does not depend on the others.  The
     residual is ln L(D) − ln loss, under Huber's loss, whose threshold is decreased in stages to the
@@ -52,8 +52,8 @@ def fit(
         losses: positive, [m] or [n, m].
         law: "lensllm" (Eq. 10; F is a fitted number, or computed from `theta`), "rectified",
             "power" (Eq. 2) or "ats" (a line through the last points).  None chooses, for all curves
-            together, the one of ats, power, rectified and, with a kernel, lensllm that would have
-            forecast the larger sizes best; the errors are in `FittedLaw.backtest`.
+            together, the law among ats, power, rectified and, with a kernel, lensllm that would
+            have forecast the larger sizes best; the errors are in `FittedLaw.backtest`.
         fixed: name -> value of parameters that are not fitted, in the units of `sizes` and
             `losses`.
         bounds: name -> (low, high) in place of the bounds of the law, in the same units.
@@ -116,7 +116,9 @@ def fit(
 
 
 def _fit_line(curves: Curves, gamma: int, tau: float) -> FittedLaw:
-    """Fit the line of AtS, with the covariance of linear least squares (for which t is exact).
+    """Fit the line of AtS, with the covariance of linear least squares.
+
+    Student's t intervals are exact for it.
 
     Raises:
         ValueError: weights that differ within a curve.
@@ -155,11 +157,11 @@ def _fit_best(
 ) -> FittedLaw:
     """Fit the law that would have forecast the larger sizes best from the smaller ones.
 
-    Every law is fitted to the first k sizes, for every k with at least five sizes above 0 and half
-    of all sizes, and evaluated on the others.  The law with the lowest median |ln error| over all
-    k, held-out sizes and curves is chosen: a mean would be dominated by a few extreme forecasts.
-    Among equals, and if there are too few sizes for a backtest, the simplest applicable law is
-    fitted.  The errors of that law widen its intervals.
+    Every law is fitted to the first k sizes, for every k that is at least half of all sizes and
+    includes five sizes above 0, and evaluated on the others.  The law with the lowest median
+    |ln error| over all k, held-out sizes and curves is chosen: a mean would be dominated by a few
+    extreme forecasts.  In a tie, and if there are too few sizes for a backtest, the simplest
+    applicable law is fitted.  The errors of the chosen law widen its intervals.
 
     Args:
         curves: the losses.
@@ -328,7 +330,11 @@ class _Problem:
     free: Mask
 
     def residuals(self, curve_ids: Index) -> Residuals:
-        """Return the function of the residuals for rows whose curves are `curve_ids`."""
+        """Return the function that computes the residuals of some of the rows, for `minimise`.
+
+        Args:
+            curve_ids: curve of each row, [P].
+        """
 
         def residuals(u: Array, rows: Index, needs_gradient: bool) -> tuple[Array, Array]:
             # In ln L, an error of 1 % has the same weight at a loss of 3 and at 0.03, whatever the
@@ -412,7 +418,8 @@ def _best_solution(solutions: Solution, num_curves: int) -> Solution:
 
 
 def _robust_delta(problem: _Problem, u: Array) -> Array:
-    """Return Huber's threshold of each curve, 1.345 robust deviations of its residuals, [n]."""
+    """Return Huber's threshold of each curve, [n]: 1.345 robust standard deviations of its
+    residuals at coordinates u, [n, p]."""
     # As p parameters are fitted to m points, residuals are smaller than the noise by about
     # √((m − p)/m).
     magnitudes = np.abs(problem.evaluate(u)[0])
@@ -426,7 +433,8 @@ def _robust_delta(problem: _Problem, u: Array) -> Array:
 def _robust_deviation(residuals: Array, weights: Array, num_free: int) -> Array:
     """Return the robust standard deviation of the residuals, [n], from the m − p largest.
 
-    The p smallest are left out, as a fit with a small δ, hence of absolute residuals, makes them 0.
+    The p smallest residuals are left out, as a fit with a small threshold δ minimises the sum of
+    absolute residuals, which makes p of them 0.
 
     Args:
         residuals: [n, m].
@@ -439,9 +447,10 @@ def _robust_deviation(residuals: Array, weights: Array, num_free: int) -> Array:
 
 
 def _gaussian_variance(delta: Array) -> Array:
-    """Return the variance of Huber's location estimator for standard normal noise.
+    """Return the asymptotic variance of Huber's location estimator for standard normal noise z.
 
-    It is E ψ² / P(|z| ≤ δ)²: 1 for an infinite threshold, π/2 (that of the median) for 0.
+    It is E[ψ(z)²] / P(|z| ≤ δ)², with ψ(z) the clipped z: 1 (the variance of the mean) for an
+    infinite threshold, π/2 (the variance of the median) for 0.
 
     Args:
         delta: thresholds, in standard deviations of the noise.
@@ -467,8 +476,8 @@ def _fitted_law(
     # multiplied by the ratio of both variances under Gaussian noise.
     deviation = _robust_deviation(residuals, weights, int(free.sum()))
     limit = np.maximum(delta, _EFFICIENT * deviation)[:, None]
-    inside = np.maximum((weights * (np.abs(residuals) <= limit)).sum(-1) / weights.sum(-1), 0.5)
-    variance = (weights * np.clip(residuals, -limit, limit) ** 2).sum(-1) / remaining / inside**2
+    inliers = np.maximum((weights * (np.abs(residuals) <= limit)).sum(-1) / weights.sum(-1), 0.5)
+    variance = (weights * np.clip(residuals, -limit, limit) ** 2).sum(-1) / remaining / inliers**2
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = _gaussian_variance(delta / deviation) / _gaussian_variance(limit[:, 0] / deviation)
     variance *= np.where(deviation > 0, ratio, 1.0)
@@ -486,7 +495,7 @@ def _fitted_law(
 
 
 def _covariance(jacobian: Array, weights: Array, noise: Array, free: Mask, width: Array) -> Array:
-    """Return (JᵀWJ/s² + 12/width²)⁻¹, [n, p, p], over the free coordinates; 0 for the others.
+    """Return the coordinates' covariance (JᵀWJ/s² + 12/width²)⁻¹, [n, p, p]; 0 where not free.
 
     12/width² is the precision of a uniform prior between the bounds.
 

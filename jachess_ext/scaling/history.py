@@ -78,9 +78,9 @@ class History:
         return cls(tables)
 
     def state(self) -> list[dict[str, object]]:
-        """Return the tables as a list of dicts; `finite` makes their values serialisable as JSON.
+        """Return the tables as a list of dicts, which `read` accepts.
 
-        `read` accepts such a list.
+        `finite` makes their values serialisable as JSON.
         """
         names = ("names", "sizes", "losses", "metric")
         return [{name: getattr(t, name) for name in names} for t in self.tables.values()]
@@ -126,8 +126,8 @@ class History:
         scores = np.log(forecast.score)
         log_shift[matched] = STANDING_WEIGHT * scores.std() * (mean - mean[matched].mean())[matched]
         old_best, new_best = (names[int(score.argmin())] for score in (scores, scores + log_shift))
-        change = "stays first" if new_best == old_best else f"is first, not {old_best}"
-        note += f"; with them {new_best} {change}."
+        change_text = "stays first" if new_best == old_best else f"is first, not {old_best}"
+        note += f"; with them {new_best} {change_text}."
         adjusted = replace(forecast, score=forecast.score * np.exp(log_shift))
         if forecast.predictive is None or forecast.mixture is None:
             return adjusted, note
@@ -162,7 +162,7 @@ def _read_item(item: Table, metric: str | None) -> LossTable:
 
 
 def _match_models(names: Sequence[str], other_names: Sequence[str]) -> tuple[Index, Index]:
-    """Return the indices, in each sequence, of the names that both have, in the second's order."""
+    """Return the indices in each sequence of the common names, in the second sequence's order."""
     rows = {name.strip(): row for row, name in enumerate(names)}
     pairs = [(rows[n.strip()], row) for row, n in enumerate(other_names) if n.strip() in rows]
     matched, other_matched = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
@@ -172,8 +172,8 @@ def _match_models(names: Sequence[str], other_names: Sequence[str]) -> tuple[Ind
 def same_runs(table: LossTable, other: LossTable) -> bool:
     """Return whether two tables hold the same runs.
 
-    True if at least half of the losses of common models at common sizes are equal, beside those at
-    a level that many losses of the table have, such as that of guessing.
+    They do if at least half of the losses of common models at common sizes are equal.  Losses at a
+    level that many losses of the table have, such as the level of guessing, are not counted.
     """
     rows, other_rows = _match_models(table.names, other.names)
     _, size_indices, other_sizes = np.intersect1d(table.trained, other.trained, return_indices=True)
@@ -197,7 +197,7 @@ def _final_standings(table: LossTable, names: Sequence[str]) -> Array:
     rows, models = _match_models(table.names, names)
     log_losses = np.log(table.trained_losses[rows])
     counts = np.isfinite(log_losses).sum(0)
-    usable = np.flatnonzero(counts >= max(2, len(rows) / 2))
-    if len(usable) and (spread := np.nanstd(last := log_losses[:, usable[-1]])) > _LEAST_SPREAD:
+    cols = np.flatnonzero(counts >= max(2, len(rows) / 2))
+    if len(cols) and (spread := np.nanstd(last := log_losses[:, cols[-1]])) > _LEAST_SPREAD:
         standings[models] = (last - np.nanmean(last)) / spread
     return standings

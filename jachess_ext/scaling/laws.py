@@ -54,7 +54,7 @@ class Parameter:
 
 
 def log_sizes(sizes: Array) -> Array:
-    """Return ln D, with 0 in place of −inf where D = 0; laws must not use the value there."""
+    """Return ln D, and 0 in place of −inf where D = 0; laws must not use this 0."""
     return np.log(np.where(sizes > 0, sizes, 1.0))
 
 
@@ -103,7 +103,7 @@ class Law(ABC):
         return {}
 
     def canonical(self, u: Array, low: Array, high: Array) -> Array:
-        """Return canonical coordinates, [n, p], for laws where several coordinates give one curve.
+        """Return canonical coordinates, [n, p], if several coordinates of the law give one curve.
 
         Args:
             u: coordinates, [n, p].
@@ -150,7 +150,7 @@ _MARGIN = np.log(8.0)
 
 
 class Rectified(Law):
-    """L = B / (D_l + D^β) + E (Lin et al. 2024, Eq. 4).
+    """The rectified law L = B / (D_l + D^β) + E (Lin et al. 2024, Eq. 4).
 
     The curve is flat up to about D* = D_l^(1/β), where the terms of the denominator are equal, then
     a power law, then E.  Coordinates: ln B, ln D_l, ln β, E.  With k = B / (D_l + D^β), s = k / L,
@@ -164,7 +164,7 @@ class Rectified(Law):
     reads_zero = True
 
     def __init__(self, shift: Parameter | None = None) -> None:
-        """Set the parameters; `shift` is the name and bounds of the one in place of D_l."""
+        """Set the parameters; `shift` replaces D_l by a parameter of another name and bounds."""
         self.parameters = (_SCALE, shift or Parameter("D_l", 1e-13, 1e16), _RATE, _FLOOR)
 
     def log_loss(self, u: Array, sizes: Array, needs_gradient: bool = True) -> tuple[Array, Array]:
@@ -182,7 +182,7 @@ class Rectified(Law):
         return np.log(loss), np.stack(columns, -1)
 
     def _shift(self, u: Array, sizes: Array) -> tuple[Array, Array]:
-        """Return D_l and its derivative with respect to its coordinate, [n, 1] or [n, m] each."""
+        """Return D_l, the term beside D^β, and dD_l / d(its coordinate), [n, 1] or [n, m] each."""
         shift = np.exp(u[:, 1])[:, None]
         return shift, shift
 
@@ -217,15 +217,15 @@ def _fit_log_scale(u: Array, sizes: Array, log_losses: Array, weights: Array) ->
 
     It is the weighted mean of ln(L − E) + ln(D_l + D^β) over the sizes.
     """
-    raised = np.exp(u[..., 2:3]) * log_sizes(sizes)[:, None, :]
-    power = np.where(sizes[:, None, :] > 0, np.exp(raised), 0.0)
+    size_powers = np.exp(u[..., 2:3]) * log_sizes(sizes)[:, None, :]
+    power = np.where(sizes[:, None, :] > 0, np.exp(size_powers), 0.0)
     excess = np.log(np.exp(log_losses)[:, None, :] - u[..., 3:4])
     return weighted_mean(excess + np.log(np.exp(u[..., 1:2]) + power), weights[:, None, :])
 
 
 class FreeLens(Rectified):
-    """LensLLM's law (Eq. 10), L = B / (F + D^β) + E, for curves without a measured kernel: F is a
-    fitted number.
+    """LensLLM's law L = B / (F + D^β) + E (Eq. 10) with a fitted number F, for curves without a
+    measured kernel.
 
     It is `Rectified` with D_l renamed to F.
     """
@@ -240,15 +240,16 @@ class FreeLens(Rectified):
 _LARGEST_STRETCH = 1e4  # largest factor of the measured training times
 _FARTHEST = 60.0  # largest |ln D*| of the bisection
 _HALVINGS = 50  # of the bisection
-_SMALL = 1e-4  # step of the central difference for the transition's gradient
+_STEP = 1e-4  # step of the central difference for the transition's gradient
 
 
 class MeasuredLens(Rectified):
     """LensLLM's law with F(Θ, t) from a measured kernel, for a single curve.
 
     Coordinates: ln B, ln t, ln β, E, where the factor t multiplies all recorded training times; it
-    is held at 1 in the first stage.  ∂ln L/∂ln t = −s (∂F/∂ln t) / (F + D^β), the others as in
-    `Rectified`.  F has no unit, and D^β is added to it, so that D has to be in training examples.
+    is held at 1 in the first stage.  ∂ln L/∂ln t = −s (∂F/∂ln t) / (F + D^β); the other derivatives
+    are as in `Rectified`.  F has no unit, and D^β is added to it, so that D has to be in training
+    examples.
 
     Between the recorded sizes ln t is interpolated linearly in ln D, and extrapolated beyond them;
     Θ and r are those of the nearest recorded size.
@@ -319,7 +320,10 @@ class MeasuredLens(Rectified):
         return terms.sum(-1), -(decay * terms).sum(-1)
 
     def _shift(self, u: Array, sizes: Array) -> tuple[Array, Array]:
-        """Return F and ∂F/∂ln t, [n, m] each; all rows of `sizes`, [n, m], are equal."""
+        """Return F, the term beside D^β, and ∂F/∂ln t, [n, m] each.
+
+        All rows of `sizes`, [n, m], are equal.
+        """
         pairs = [self.kernel_loss(float(size), u[:, 1]) for size in sizes[0]]
         return np.stack([f for f, _ in pairs], -1), np.stack([slope for _, slope in pairs], -1)
 
@@ -331,10 +335,10 @@ class MeasuredLens(Rectified):
 
         There is one such size, as F falls with D and D^β rises.
         """
-        return self._bisect(u), central_gradient(self._bisect, u, _SMALL)
+        return self._bisect(u), central_gradient(self._bisect, u, _STEP)
 
     def _bisect(self, u: Array) -> Array:
-        """Return ln D*, [1], of coordinates [1, p] by bisection."""
+        """Return ln D*, [1], at coordinates u, [1, p], by bisection."""
         low, high = -_FARTHEST, _FARTHEST
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
@@ -357,7 +361,7 @@ class MeasuredLens(Rectified):
 
 
 class Power(Law):
-    """L = (B / D^β + E)^α for D > 0 (LensLLM, Eq. 2).
+    """The power law L = (B / D^β + E)^α for D > 0 (LensLLM, Eq. 2).
 
     Coordinates: ln B, ln β, E, ln α.  With k = B / D^β and s = k / (k + E),
 
@@ -394,8 +398,8 @@ class Power(Law):
         step = np.where(u[:, 2] == 0, step, 0.0)
         shifted = u + np.stack([np.zeros_like(step), step, np.zeros_like(step), -step], -1)
         shifted[:, 0] *= np.exp(step)
-        inside = (shifted[:, 0] >= low[:, 0]) & (shifted[:, 0] <= high[:, 0])
-        return np.where(inside[:, None], shifted, u)
+        is_inside = (shifted[:, 0] >= low[:, 0]) & (shifted[:, 0] <= high[:, 0])
+        return np.where(is_inside[:, None], shifted, u)
 
     def candidates(self, sizes: Array, log_losses: Array, weights: Array) -> Array:
         # α β is the slope of ln L over ln D: the grid combines every α with every slope.
@@ -411,10 +415,10 @@ class Power(Law):
 
 
 class StraightLine(Law):
-    """ln L = intercept + slope · ln D, fitted to the points that AtS accepts, see `fit`.
+    """The line ln L = intercept + slope · ln D, fitted to the points that AtS accepts, see `fit`.
 
-    It has no transition: where AtS stops, a curve may also bend towards its floor, or not have left
-    its pre-power phase.
+    It has no transition: at the point that AtS rejects, a curve may also bend towards its floor, or
+    may not have left its pre-power phase.
     """
 
     name = "ats"

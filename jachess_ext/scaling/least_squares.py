@@ -125,7 +125,7 @@ def _normal_equations(
 def _bounded_step(
     u: Array, low: Array, high: Array, g: Array, curvature: Array, damping: Array
 ) -> Array:
-    """Return −(A + λ diag A)⁻¹ g over the coordinates that are free to move, within the box.
+    """Return the step −(A + λ diag A)⁻¹ g of the coordinates that are free to move, within the box.
 
     If that step leaves the box, the coordinates that leave it are put on their bounds, and the
     system is solved again for the other coordinates.

@@ -63,7 +63,7 @@ class LossTable:
         return f"{self.metric or 'loss'}{' (per cent)' if self.scale == 100 else ''}"
 
     def up_to(self, budget: float) -> LossTable:
-        """Return the table of the sizes up to the budget that have a loss of any model.
+        """Return the table without sizes above the budget and sizes without a loss.
 
         Raises:
             TableError: the budget is below the first size above 0 or above the last size, there is
@@ -120,9 +120,11 @@ class LossTable:
         return np.nan_to_num(self.noise[self._last] / self.losses[self._last])
 
     def at_chance(self, classes: int | None) -> Mask:
-        """Return which models' last loss is no better than guessing among `classes`, [n].
+        """Return a mask of the models whose last loss is no better than guessing, [n].
 
-        It is none of them for None, and for a metric whose value of guessing is not known.
+        Args:
+            classes: number of classes to guess from.  All entries are False for None, and for a
+                metric whose value for a guess is not known.
         """
         chance = None if classes is None else chance_loss(self.metric, classes)
         if chance is None:
@@ -161,17 +163,17 @@ class LossTable:
         perfect = np.argwhere(losses == 0)
         if len(perfect) and self.metric is not None and higher_is_better(self.metric):
             row, column = perfect[0]
-            score = f"the {self.metric} of {quote(self.names[row])} at size {sizes[column]:g}"
+            subject = f"the {self.metric} of {quote(self.names[row])} at size {sizes[column]:g}"
             hint = "give test_rows, the examples it was measured on; half of one is missing then"
-            raise TableError(f"{score} is the best there is; {hint}", test_rows="N")
+            raise TableError(f"{subject} is the best there is; {hint}", test_rows="N")
         check_losses(losses, sizes, counted, self.names)
 
 
 def check_sizes(sizes: Array) -> None:
     """Raise ValueError if the sizes are not finite, non-negative and strictly increasing."""
-    usable = np.isfinite(sizes) & (np.diff(sizes, prepend=-1.0) > 0) & (sizes >= 0)
-    if not usable.all():
-        wrong = sizes[~usable][0]
+    is_usable = np.isfinite(sizes) & (np.diff(sizes, prepend=-1.0) > 0) & (sizes >= 0)
+    if not is_usable.all():
+        wrong = sizes[~is_usable][0]
         raise ValueError(f"sizes must increase strictly from 0 up, in numbers; {wrong:g} does not")
 
 
@@ -186,9 +188,9 @@ def check_losses(
         counted: which losses are checked, [n, m]; True for all.
         names: names of the curves for the message; None numbers them.
     """
-    wrong = np.argwhere(counted & ~(np.isfinite(losses) & (losses > 0)))
-    if len(wrong):
-        row, column = wrong[0]
+    wrong_cells = np.argwhere(counted & ~(np.isfinite(losses) & (losses > 0)))
+    if len(wrong_cells):
+        row, column = wrong_cells[0]
         name, loss = f"curve {row}" if names is None else quote(names[row]), losses[row, column]
         text = f"the loss of {name} at size {sizes[column]:g} is {loss:g}"
         raise TableError(f"{text}; expected a positive number{_ZERO if loss == 0 else ''}")

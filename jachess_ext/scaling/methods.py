@@ -105,8 +105,8 @@ class Method:
         forecast: (losses up to the budget, target, settings) -> forecast.
         needs: the data it needs: "losses" of fine-tuned models, "zero" (losses before fine-tuning)
             or "parameters" (numbers of parameters).
-        trains: the sizes that every model has to be fine-tuned on: "all" up to the budget, the
-            "last" only, those that a "walk" down from the budget visits, or "none".
+        trains: which sizes every model has to be fine-tuned on: "all" up to the budget, only the
+            "last", those visited in a "walk" from the budget down (Accept-then-Stop), or "none".
         min_losses: number of losses needed of each model; if `reads_zero`, the loss before
             fine-tuning is one of them.
         reads_zero: whether it uses the loss before fine-tuning if it is known.
@@ -136,7 +136,7 @@ def _blend(table: LossTable, target: float, settings: MethodSettings) -> Forecas
 
 
 def _from_blend(blend: BlendForecast, trained: Array) -> Forecast:
-    """Convert the forecast of "blend" to a `Forecast`; trained as in `Forecast`."""
+    """Convert the forecast of "blend" to a `Forecast` with the field `trained`."""
     score = np.exp(blend.predictive.location)
     return Forecast(score, trained, blend.predictive, blend.deviation, blend.no_signal)
 
@@ -150,7 +150,7 @@ def _power(table: LossTable, target: float, settings: MethodSettings) -> Forecas
 
 
 def _from_law(table: LossTable, target: float, fitted: FittedLaw) -> Forecast:
-    """Forecast with a fitted law, with a distribution if degrees of freedom are left."""
+    """Forecast by a fitted law; with a distribution if the fit has degrees of freedom left."""
     predicted = np.atleast_1d(fitted.predict(target))
     predictive = fitted.predictive(target) if fitted.has_intervals else None
     deviation = None
@@ -205,7 +205,7 @@ METHODS: dict[str, Method] = {
 
 
 def unranked_reasons(table: LossTable, method: str) -> dict[str, str]:
-    """Return the models that a method cannot rank, model -> reason, a sentence."""
+    """Return a dict of the models that a method cannot rank: model -> reason, a sentence."""
     is_present = np.isfinite(table.losses)
     counts = is_present[:, table.sizes > 0].sum(1)
     has_zero_loss = is_present[:, table.sizes == 0].sum(1) > 0
@@ -231,21 +231,22 @@ def forecast_models(
         table: losses up to the budget.
         target: size of the forecast.
         settings: the method.
-        classes: number of classes, C, or None.  With it intervals are wider: the loss of a
-            classifier stays at ln C until it begins to learn, and it is not known when that is.
+        classes: number of classes, C; None if the task is no classification.  Intervals of a
+            classifier are wider, as its loss stays at ln C until it begins to learn, at an unknown
+            size.
 
     Raises:
         ValueError: a model has fewer sizes than the method needs, or a forecast overflows.
     """
-    present, method = np.isfinite(table.losses), settings.method
+    has_loss, method = np.isfinite(table.losses), settings.method
     if reasons := unranked_reasons(table, method):
         raise ValueError(next(iter(reasons.values())))
     # One forecast for each set of sizes: of all models that have these sizes, at these sizes.  It
     # is kept for the models that have no other size.
     group_forecasts, group_rows = [], []
-    for pattern in np.unique(present, axis=0):
-        rows = np.flatnonzero((present == pattern).all(1))
-        group = np.flatnonzero(present[:, pattern].all(1))
+    for pattern in np.unique(has_loss, axis=0):
+        rows = np.flatnonzero((has_loss == pattern).all(1))
+        group = np.flatnonzero(has_loss[:, pattern].all(1))
         subset = table.rows(group)
         common = replace(subset, sizes=table.sizes[pattern], losses=subset.losses[:, pattern])
         is_single_blend = method == "blend" and len(group) == 1
@@ -267,12 +268,12 @@ def forecast_models(
         return forecast
     # The standard error of the last loss (over seeds or test examples) widens the distributions,
     # and so does the unknown size at which a model that still guesses begins to learn.
-    last = np.where(present, table.sizes, 0.0).max(1)
+    last = np.where(has_loss, table.sizes, 0.0).max(1)
     doublings = np.log2(target / last) if last.all() else np.ones(len(last))
-    late = 0.0 if classes is None else _LATE_FALL * math.log(classes) * doublings
+    late_error = 0.0 if classes is None else _LATE_FALL * math.log(classes) * doublings
     at_chance = table.at_chance(classes)
     noise = table.last_noise
-    deviation = np.hypot(np.hypot(forecast.deviation, noise), np.where(at_chance, late, 0.0))
+    deviation = np.hypot(np.hypot(forecast.deviation, noise), np.where(at_chance, late_error, 0.0))
     no_signal = 0.0 if forecast.no_signal is None else float(forecast.no_signal.mean())
     if at_chance.all() or no_signal > 0.5:
         no_signal = 1.0
@@ -282,16 +283,16 @@ def forecast_models(
     components = (Student(location, scale, dof), Student(mean, mean_scale, dof))
     weights = np.array([1 - no_signal, no_signal])
     mixture = Mixture(weights[weights > 0], tuple(compress(components, weights > 0)))
-    predictive = forecast.predictive.with_noise(np.hypot(noise, late))
+    predictive = forecast.predictive.with_noise(np.hypot(noise, late_error))
     no_signals = np.full(len(last), no_signal)
     return replace(forecast, predictive=predictive, mixture=mixture, no_signal=no_signals)
 
 
 def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
-    """Forecast a model that no other model matches at all its sizes, with the method "blend".
+    """Forecast a model by "blend" if no other model has all of its sizes.
 
-    It is forecast from the most of its first sizes that another model has too, and from its largest
-    size; sizes in between are left out.
+    The forecast uses as many of its first sizes as another model also has, and its largest size;
+    sizes in between are left out.
 
     Args:
         table: losses of all models.
@@ -301,18 +302,18 @@ def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
     Returns:
         The forecast of that model; None if it shares fewer than `FEWEST_SIZES` sizes.
     """
-    present = np.isfinite(table.losses) & (table.sizes > 0)
-    columns = np.flatnonzero(present[row])
+    has_loss = np.isfinite(table.losses) & (table.sizes > 0)
+    columns = np.flatnonzero(has_loss[row])
     for count in range(len(columns) - 1, FEWEST_SIZES - 1, -1):
-        common = columns[:count]
-        group = np.flatnonzero(present[:, common].all(1))
+        common_cols = columns[:count]
+        group = np.flatnonzero(has_loss[:, common_cols].all(1))
         if len(group) > 1:
             break
     else:
         return None
     last = table.sizes[columns[-1]], table.losses[row, columns[-1]]
-    losses, group_row = table.losses[np.ix_(group, common)], int(np.searchsorted(group, row))
-    blend = forecast_ahead(table.sizes[common], losses, group_row, last, target)
+    losses, group_row = table.losses[np.ix_(group, common_cols)], int(np.searchsorted(group, row))
+    blend = forecast_ahead(table.sizes[common_cols], losses, group_row, last, target)
     return _from_blend(blend, np.array([table.sizes[columns].sum()]))
 
 
@@ -338,9 +339,9 @@ def forecast_up_to(
     Raises:
         ValueError: no model has enough sizes, or a forecast overflows.
     """
-    used = table.up_to(budget)
-    unranked = unranked_reasons(used, settings.method)
-    if len(unranked) == len(used.names):
+    subset = table.up_to(budget)
+    unranked = unranked_reasons(subset, settings.method)
+    if len(unranked) == len(subset.names):
         raise ValueError(next(iter(unranked.values())))
-    used = used.rows(np.flatnonzero([name not in unranked for name in used.names]))
-    return used, forecast_models(used, target, settings, classes), unranked
+    subset = subset.rows(np.flatnonzero([name not in unranked for name in subset.names]))
+    return subset, forecast_models(subset, target, settings, classes), unranked

@@ -38,14 +38,14 @@ def vocabulary(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_NEUTRAL_AFTER = vocabulary(
+_NEUTRAL_SUFFIXES = vocabulary(
     "score scores rate value values mean avg average macro micro weighted test val valid "
     "validation dev eval evaluation train final last best top at k m mm matched mismatched norm "
     "none strict flexible extract percent pct per cent token byte char word nats bits coefficient "
     "coef corrcoef corr ovr ovo on the set"
 )
 """Words after a metric's name that do not change its direction; others, as in "acc_stderr", may."""
-_CHANGING_BEFORE = vocabulary(
+_CHANGING_PREFIXES = vocabulary(
     "std stdev stddev stderr sd se sem ste var variance ci delta diff difference gap drop change "
     "gain improvement increase decrease reduction rank ranking count num number n neg negative "
     "minus inv inverse reciprocal one ln exp sqrt log10 log2 relative rel ratio excess regret "
@@ -57,9 +57,9 @@ _CHANGING_BEFORE = vocabulary(
 def metric_word(name: str) -> str | None:
     """Return the word of a metric's name that determines its direction, None if there is none.
 
-    It is the last known word: "match" in "eval_exact_match", "f1" in "macro F1".  If words around
-    it may change the direction, as in "acc_stderr" or "neg_loss", the result is None; for the
-    logarithm of a perplexity it is "loss".  Unknown metrics can be written as "NAME:lower" or
+    It is the last known word: "match" in "eval_exact_match", "f1" in "macro F1".  The result is
+    None if other words of the name may change the direction, as in "acc_stderr" or "neg_loss", and
+    "loss" for the logarithm of a perplexity.  Unknown metrics can be written as "NAME:lower" or
     "NAME:higher" (best value 1).
     """
     # The wrong direction would silently reverse a ranking.  So every word around the metric's word
@@ -77,9 +77,9 @@ def metric_word(name: str) -> str | None:
                 continue
             before, after = set(words[:index]), set(words[index + 1 :])
             is_score_error = stem in ("err", "error") and before & {*WORST_VALUES, *LOWER_IS_BETTER}
-            if before & _CHANGING_BEFORE or is_score_error:
+            if before & _CHANGING_PREFIXES or is_score_error:
                 return None
-            if not all(map(str.isdigit, after - _NEUTRAL_AFTER)):
+            if not all(map(str.isdigit, after - _NEUTRAL_SUFFIXES)):
                 return None
             if "log" in before and stem != "loss":
                 return "loss" if stem in LOGARITHMIC else None
@@ -91,8 +91,8 @@ def sampling_noise(name: str, losses: Array, rows: int | None) -> Array | None:
     """Return the binomial standard errors of accuracies or error rates; None for other metrics.
 
     Args:
-        name: of the metric.
-        losses: error rates.
+        name: name of the metric.
+        losses: error rates, any shape.
         rows: number of test examples; None if unknown, which returns None.
 
     Raises:
@@ -142,7 +142,7 @@ def higher_is_better(name: str) -> bool:
 
 
 def worst_value(name: str) -> float:
-    """Return the lowest possible value of a metric: the worst of a score, the best of others."""
+    """Return the lowest possible value of a metric: a score's worst value, any other's best."""
     word = _direction_word(name)
     return WORST_VALUES.get(word, 1.0 if word in LOGARITHMIC else 0.0)
 
@@ -154,8 +154,8 @@ def to_loss(name: str, values: Values, rows: float = math.inf) -> Values:
     becomes max(1 − score, 0.5 / rows): a perfect score counts as half an error.
 
     Args:
-        name: of the metric.
-        values: of the metric, any shape.
+        name: name of the metric.
+        values: values of the metric, any shape.
         rows: number of test examples.
 
     Raises:

@@ -48,11 +48,11 @@ class Student:
 
     def cdf(self, values: Array) -> Array:
         """Return P(quantity ≤ value), [n, k], for values [n, k], or [k] for all quantities."""
-        standard = (values - self.location[:, None]) / self.scale[:, None]
-        return require("scipy.special").stdtr(self.dof[:, None], standard)
+        standardised = (values - self.location[:, None]) / self.scale[:, None]
+        return require("scipy.special").stdtr(self.dof[:, None], standardised)
 
     def quantile(self, probabilities: Array) -> Array:
-        """Return the quantiles, [n, k], at probabilities [k]."""
+        """Return the quantiles of each quantity, [n, k], at probabilities, [k]."""
         standard = require("scipy.special").stdtrit(self.dof[:, None], probabilities)
         return self.location[:, None] + self.scale[:, None] * standard
 
@@ -77,7 +77,7 @@ class Student:
     def edges(self) -> Array:
         """Return the edges of the integration cells, ascending: quantiles of all the distributions.
 
-        So no cell holds much of the mass of any distribution, whatever their widths and tails.
+        No cell then holds much of the mass of any distribution, whatever their widths and tails.
         """
         # A fixed grid would miss a narrow distribution between two points, and the quantiles of one
         # distribution would miss the tails of the others.
@@ -85,9 +85,9 @@ class Student:
         return edges[:: 1 + len(edges) // _MOST_EDGES]
 
     def prob_lowest(self) -> Array:
-        """Return P(quantity i is the lowest of all), [n]: Σ over cells of dF_i Π_{j≠i} (1 − F_j).
+        """Return P(quantity i is the lowest of all), [n].
 
-        The cells are those between `edges`.
+        It is ∫ Π_{j≠i} (1 − F_j) dF_i, summed over the cells between `edges`.
         """
         edges = np.concatenate([[-np.inf], self.edges(), [np.inf]])
         lowest, count = np.zeros(len(self.location)), 1 + _BLOCK_CELLS // len(self.location)
@@ -117,7 +117,10 @@ class Mixture:
     components: tuple[Student, ...]
 
     def prob_lower(self, row: int) -> Array:
-        """Return P(candidate i has a lower loss than the one at `row`), [n], of Gaussians."""
+        """Return P(candidate i has a lower loss than the candidate at `row`), [n].
+
+        The components are taken for Gaussians, whatever their degrees of freedom.
+        """
         ndtr, chances = require("scipy.special").ndtr, np.zeros(len(self.components[0].location))
         for weight, x in zip(self.weights, self.components, strict=True):
             gap = x.location[row] - x.location
@@ -127,8 +130,8 @@ class Mixture:
     def prob_best(self) -> Array:
         """Return P(candidate i has the lowest loss), [n].
 
-        As the mixture may be wrong for a table, the uniform distribution is mixed in with weight
-        `Constants.surprise`: no probability is below `surprise` / n.
+        The uniform distribution is mixed in with weight `Constants.surprise`, as the mixture may be
+        wrong for a table: no probability is below `surprise` / n.
         """
         lowest = self.weights @ np.stack([student.prob_lowest() for student in self.components])
         return (1 - CONSTANTS.surprise) * lowest + CONSTANTS.surprise / len(lowest)

@@ -32,7 +32,7 @@ class _Run:
     """A run, as recorded by the files in its folder.
 
     Attributes:
-        directory: folder of the run, or its file for lm-eval.
+        directory: folder of the run; for lm-eval, the run's file.
         name: path relative to the folder that is read.
         rows: number of training examples; None if it is not recorded.
         recipe: recorded settings of `_RECIPE` or of lm-eval, by name.
@@ -148,7 +148,7 @@ def _path_group(run: _Run, pattern: str, argument: str) -> str:
     Args:
         run: the run.
         pattern: regular expression.
-        argument: argument of `read_runs` that the pattern is of, for messages.
+        argument: name of the argument of `read_runs` that holds the pattern, for messages.
 
     Raises:
         re.error: the pattern is no regular expression.
@@ -162,7 +162,11 @@ def _path_group(run: _Run, pattern: str, argument: str) -> str:
 
 
 def _run_size(run: _Run, pattern: str | None) -> float:
-    """Return the number of training examples of a run, see `size` of `read_runs`."""
+    """Return the number of training examples of a run.
+
+    Args:
+        pattern: the argument `size` of `read_runs`.
+    """
     if pattern is None and run.rows is None:
         text = f"the number of training examples of the run {quote(run.name)} is not known: say"
         raise TableError(f"{text} by a regular expression where it is", size=r"(\d+)\D*$")
@@ -206,10 +210,10 @@ def _measurement(run: _Run, metric: str, choice: str) -> float:
     """
     pairs = run.measurements.get(metric, ())
     values = [number for _, number in pairs]
-    wrong = [number for number in values if not math.isfinite(number)]
-    if wrong or not values:
+    nonfinite = [number for number in values if not math.isfinite(number)]
+    if nonfinite or not values:
         problem = f"no {quote(metric)} (it has {quote_all(list(run.measurements)) or 'none'})"
-        problem = f"a {quote(metric)} of {wrong[0]}" if wrong else problem
+        problem = f"a {quote(metric)} of {nonfinite[0]}" if nonfinite else problem
         text = f"the run {quote(run.name)} has {problem}; leave it out"
         raise TableError(text, ignore=[run.name])
     for step in {step for step, _ in pairs if step is not None}:
@@ -250,7 +254,7 @@ def _refuse_other_recipes(
 
 
 def _trainer_runs(folder: Path) -> list[_Run]:
-    """Return the runs of Trainer in a folder, or those of lm-eval if there are none.
+    """Return the runs of Trainer in a folder, or the runs of lm-eval if Trainer has none there.
 
     A run's state is the last one in its folder or its checkpoints.
 
@@ -270,23 +274,23 @@ def _trainer_runs(folder: Path) -> list[_Run]:
     for directory, all_states in states.items():
         # If two runs wrote to one folder, the state with the most steps may be of the older run:
         # then its log does not continue the logs of the other checkpoints.
-        *earlier, (is_final, _, last, state) = sorted(all_states, key=lambda entry: entry[:2])
+        *earlier, (is_final, _, last_path, state) = sorted(all_states, key=lambda entry: entry[:2])
         for _, _, earlier_folder, earlier_state in earlier:
             log = earlier_state["log_history"]  # compared as text, as NaN does not equal NaN
             is_continuation = repr(state["log_history"][: len(log)]) == repr(log)
             if not is_final and not is_continuation:
-                text = f"{last} does not go on from {earlier_folder.name}: {directory} holds"
+                text = f"{last_path} does not go on from {earlier_folder.name}: {directory} holds"
                 raise TableError(f"{text} checkpoints of several runs; remove the earlier one's")
         runs.append(_trainer_run(folder, directory, state))
     return runs
 
 
 def _load(path: Path, key: str, kind: type) -> State:
-    """Return the object in a JSON file, which has to have a key of a type."""
-    content = parse_json(read_text(path), str(path), lenient=True)
-    if not isinstance(content, dict) or not isinstance(content.get(key), kind):
+    """Return the object in a JSON file; raise an error if `key` has no value of type `kind`."""
+    data = parse_json(read_text(path), str(path), lenient=True)
+    if not isinstance(data, dict) or not isinstance(data.get(key), kind):
         raise TableError(f"{path} is not as its tool writes it: no {key}")
-    return content
+    return data
 
 
 def _lm_eval_runs(folder: Path) -> list[_Run]:
@@ -319,7 +323,7 @@ def _trainer_run(folder: Path, directory: Path, state: State) -> _Run:
     """Return the run of Trainer in `directory`, from its last state and its results files.
 
     Raises:
-        TableError: the results files are of another training than the state.
+        TableError: the results files were written by another training than the state.
     """
     results: dict[str, Any] = {}
     for name in ("train_results.json", "eval_results.json", "all_results.json"):

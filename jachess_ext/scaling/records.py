@@ -104,11 +104,11 @@ def _scale(records: Records, metric: str) -> float:
     finite = np.isfinite(records.values)
     highest = float(np.max(records.values, where=finite, initial=-math.inf))
     scale = 100.0 if is_score and (records.has_percent_signs or highest > 1) else 1.0
-    wrong = np.isinf(records.values) | (records.values < scale * worst_score)
+    is_wrong = np.isinf(records.values) | (records.values < scale * worst_score)
     if is_score:
-        wrong |= records.values > scale
-    if wrong.any():
-        run = int(wrong.argmax())
+        is_wrong |= records.values > scale
+    if is_wrong.any():
+        run = int(is_wrong.argmax())
         expected = "up to 1, or 100 in per cent" if is_score else f"from {worst_score:g} up"
         run_label = f"{quote(records.models[run])} at size {records.sizes[run]:g}"
         value_text = f"{records.values[run]:g}; expected one {expected}"
@@ -117,8 +117,8 @@ def _scale(records: Records, metric: str) -> float:
         for name in records.names:
             scores = records.values[finite & (np.array(records.models) == name)]
             if len(scores) and 0 < scores.max() <= 1:
-                ranges = f"at most {scores.max():g} and that of others up to {highest:g}"
-                text = f"the {metric} of {quote(name)} is {ranges}"
+                range_text = f"at most {scores.max():g} and that of others up to {highest:g}"
+                text = f"the {metric} of {quote(name)} is {range_text}"
                 raise TableError(f"{text}; write all as fractions or all in per cent")
     return scale
 
@@ -161,8 +161,9 @@ def _refuse_rising(name: str, losses: Array, has_percent_signs: bool) -> None:
     Values are taken for scores if at least as many curves rise with size as fall, and for scores or
     error rates if they have per cent signs.
 
-    This detects 97 % of LCDB's tables of accuracies, with 7 % false alarms on its log-losses (where
-    models that overfit rise); for tables of three models and four sizes, 91 % and 31 %.
+    This detects 97 % of LCDB's tables of accuracies, with 7 % false alarms on its tables of
+    log-losses, where the losses of models that overfit rise.  For tables of three models and four
+    sizes the figures are 91 % and 31 %.
     """
     finite_curves = [curve[np.isfinite(curve)] for curve in losses]
     changes = [curve[-1] - curve[0] for curve in finite_curves if len(curve)]

@@ -66,8 +66,8 @@ class Search:
     """A search for the best candidate, which returns the runs that are needed next.
 
     Results that exist already are recorded by `add` or `add_table`, and not requested again.  The
-    state consists of the settings and the results (`state`, `from_state`): the rounds follow from
-    them, and the order of the results of a round does not matter.
+    state consists of the settings and the results (`state`, `from_state`): the rounds are computed
+    from them, and the order of the results of a round does not matter.
 
     Attributes:
         models: names of the candidates, two or more.
@@ -171,7 +171,10 @@ class Search:
         return (0, *self.sizes) if method.reads_zero else tuple(self.sizes)
 
     def ask(self) -> Ask | None:
-        """Return the next run to do, the same one until its result is told; None at the end."""
+        """Return the next run to do; None at the end of the search.
+
+        It is the same run until `tell` records its result.
+        """
         return next(iter(self.open_runs()), None)
 
     def open_runs(self) -> list[Ask]:
@@ -195,10 +198,10 @@ class Search:
         """
         if ask not in self.open_runs():
             raise DataError(f"{ask} is not an open run; tell results of what `ask` returned")
-        number = self._to_loss(loss) if error is None else None
-        if error is None and number is None:
+        converted = self._to_loss(loss) if error is None else None
+        if error is None and converted is None:
             error = self._invalid_loss(loss)
-        self.results[ask] = Result(loss=number, cost=cost, error=error)
+        self.results[ask] = Result(loss=converted, cost=cost, error=error)
         self._advance()
 
     def add(self, model: str, rows: int, loss: float, *, cost: float = 0.0) -> None:
@@ -305,8 +308,8 @@ class Search:
         if name is not None and value is not None and math.isfinite(value):
             worst, is_score = worst_value(name), higher_is_better(name)
             if value < worst or (is_score and value > 1):
-                limit = " and at most 1, no per cent" if is_score else ""
-                raise DataError(f"the {name} is {value:g}; expected {worst:g} or more{limit}")
+                limit_text = " and at most 1, no per cent" if is_score else ""
+                raise DataError(f"the {name} is {value:g}; expected {worst:g} or more{limit_text}")
             loss = float(to_loss(name, value, self.test_rows or math.inf))
             if is_score and loss == 0:
                 text = f"the {name} is {value:g}, the best there is; give Search test_rows="
@@ -336,8 +339,8 @@ class Search:
                 ask = {f.name: record.pop(f.name) for f in fields(Ask)}
                 run, result = from_json(ask, Ask, "a run"), from_json(record, Result, "a result")
                 allowed_rows = range(search.target) if result.added else (0, *search.sizes)
-                consistent = (result.loss is None) != (result.error is None)
-                if run.model not in search.models or run.rows not in allowed_rows or not consistent:
+                is_valid = (result.loss is None) != (result.error is None)
+                if run.model not in search.models or run.rows not in allowed_rows or not is_valid:
                     raise ValueError(f"a result is {saved}")
                 search.results[run] = result
             search._replay()
@@ -368,10 +371,10 @@ class Search:
     def _select(self, results: Results, name: str) -> Selection:
         """Rank the candidates from some of the results by the method `name`."""
         target = float(self.target)
-        curves, dropped = {}, {}
+        curves, dropped_reasons = {}, {}
         for model in self.models:
             if self.strategy == "dropping" and model in self.stops and model not in self.failed:
-                dropped[model] = f"{model} was {self.stops[model]}"
+                dropped_reasons[model] = f"{model} was {self.stops[model]}"
                 continue
             curve = _curve(results, model)
             sizes = [size for size in curve if size or METHODS[name].trains == "none"]
@@ -402,7 +405,7 @@ class Search:
             forecast=forecast,
             costs=np.array([_method_cost(results, model, name) for model in curves]),
             full_costs=np.array([self._expected_cost(results, m, target) for m in curves]),
-            unranked=dropped,
+            unranked=dropped_reasons,
             classes=self.classes,
             history_note=note,
         )
@@ -431,7 +434,7 @@ class Search:
 
     @property
     def _seen(self) -> Results:
-        """The results of the rounds so far, and those recorded by `add`."""
+        """The results of the rounds so far, and the results recorded by `add`."""
         return {a: r for a, r in self.results.items() if r.added or a in self._asked}
 
     def _active(self) -> list[str]:
@@ -439,7 +442,7 @@ class Search:
         return [model for model in self.models if model not in self.stops]
 
     def _next_round(self) -> None:
-        """Begin the next round, without models that the budget does not pay for, or stop."""
+        """Begin the next round, without models that exceed the budget, or end the search."""
         self._round_index += 1
         self._round = []
         if self._round_index == len(self.rounds):
@@ -479,8 +482,7 @@ class Search:
         self._next_round()
 
     def _can_pay(self, asks: Sequence[Ask]) -> bool:
-        """Return whether the budget covers the expected costs of the runs in addition to the costs
-        of all runs so far."""
+        """Return whether the budget covers the costs so far and the expected costs of the runs."""
         training_runs = [ask for ask in asks if ask.rows]
         if self.budget is None or not training_runs:
             return True
@@ -490,7 +492,7 @@ class Search:
         return costs <= self.budget
 
     def _expected_cost(self, results: Results, model: str, rows: float) -> float:
-        """Return the expected cost of a run of a model on some rows; 0 if unknown."""
+        """Return the expected cost of a run of a model on `rows` examples; 0 if unknown."""
         if self.costs is not None:
             per_run, per_row = self.costs[model]
             return per_run + per_row * rows
@@ -512,7 +514,7 @@ class Search:
         """Stop the models whose last loss deviates from the line of their larger sizes.
 
         Args:
-            smallest: size of the round; results that were added at smaller ones do not count.
+            smallest: size of the round; results that `add` recorded at smaller sizes do not count.
         """
         for model in self._active():
             curve = _curve(self._seen, model)
@@ -532,8 +534,8 @@ class Search:
     def _check(self) -> None:
         """Raise ValueError for a setting that cannot be used."""
         models = list(self.models)
-        if twice := [model for model in models if models.count(model) > 1]:
-            raise DataError(f"the model {twice[0]!r} is given twice; expected each model once")
+        if repeated := [model for model in models if models.count(model) > 1]:
+            raise DataError(f"the model {repeated[0]!r} is given twice; expected each model once")
         if len(models) < 2:
             raise DataError(f"{len(models)} model to choose from; expected two or more")
         for name, choices in {"method": list(METHODS), "strategy": list(STRATEGIES)}.items():
@@ -555,8 +557,8 @@ class Search:
             raise DataError(f"sizes is {list(self.sizes)}; expected numbers of rows from 1 up")
         check_sizes(np.array(self.sizes, dtype=np.float64))
         if self.sizes[-1] >= self.target:
-            largest = f"the largest subset, {self.sizes[-1]} rows, is not below the target"
-            raise DataError(f"{largest} {self.target}: nothing would be left to predict")
+            message = f"the largest subset, {self.sizes[-1]} rows, is not below the target"
+            raise DataError(f"{message} {self.target}: nothing would be left to predict")
         needed = METHODS[self.method].fewest_sizes(has_zero=0 in self.rounds)
         if len(self.sizes) < needed:
             count = f"{self.method} needs {needed} sizes or more, and there are {len(self.sizes)}"

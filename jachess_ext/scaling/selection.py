@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from .._io import require
-from .._text import number, share
+from .._text import number_text, percent
 from .advice import TOLERANCE, expected_regret, survivor_count
 from .constants import CONSTANTS
 from .history import History, Tables
@@ -119,7 +119,7 @@ def select(
     if budget is not None and target <= budget:
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
     try:
-        losses = read_table(table, metric=metric, test_rows=test_rows, **reading)
+        loss_table = read_table(table, metric=metric, test_rows=test_rows, **reading)
     except TableError as error:  # some suggested arguments have the name of one of `select`
         ambiguous = {"budget", "target", "method", "tokens", "epochs"} & error.options.keys()
         if not ambiguous:
@@ -127,19 +127,19 @@ def select(
         text = f"{error.args[0]} (pass {quote_all([*ambiguous])} to read_table, and its table here)"
         raise TableError(text, **error.options) from None
     if budget is None:
-        below = losses.trained[losses.trained < target]
-        if not len(below):
+        sizes_below = loss_table.trained[loss_table.trained < target]
+        if not len(sizes_below):
             raise TableError(f"the table has no size below the target {target:g}")
-        budget = float(below[-1])
+        budget = float(sizes_below[-1])
     target, settings = float(target), MethodSettings(method, gamma, tau)
-    used, forecast, unranked = forecast_up_to(losses, budget, target, settings, classes)
-    ranked = losses.rows(np.flatnonzero([name not in unranked for name in losses.names]))
+    used, forecast, unranked = forecast_up_to(loss_table, budget, target, settings, classes)
+    ranked = loss_table.rows(np.flatnonzero([name not in unranked for name in loss_table.names]))
     earlier_tables = History.read(history)
     forecast, history_note = earlier_tables.adjust(forecast, used.names, ranked)
     n = np.full(len(used.names), np.nan) if used.parameters is None else used.parameters
     flops_per_example = OPERATIONS * np.where(n > 0, n, np.nan) * (tokens or 1) * epochs
     # Losses at the target are printed beside the forecasts but not used: `used` ends at the budget.
-    measured = ranked.losses[:, losses.sizes == target].reshape(-1)
+    measured = ranked.losses[:, loss_table.sizes == target].reshape(-1)
     return Selection(
         method=method,
         budget=float(used.sizes[-1]),
@@ -208,11 +208,11 @@ class Selection:
 
     def text(self) -> str:
         """Return the ranking, the advice and the notes as text."""
-        head = (
+        heading = (
             f"{self.method}: {len(self.names)} models, sizes up to {count_text(self.budget)}, "
             f"{100 * self.share:.3g} % of the target {count_text(self.target)}"
         )
-        lines = [head, *align_rows(self.cells()), self.advice, *self.notes]
+        lines = [heading, *align_rows(self.cells()), self.advice, *self.notes]
         return "\n".join([*lines, *self.unranked.values()])
 
     def cells(self) -> list[list[str]]:
@@ -221,22 +221,22 @@ class Selection:
         order, ranks = self._order, range(1, 1 + len(self.names))
         columns = [["", *map(str, ranks)], ["model", *self.ranking]]
         if self.has_intervals:
-            columns.append(["P(best)", *map(share, self.best_probabilities[order])])
+            columns.append(["P(best)", *map(percent, self.best_probabilities[order])])
         if self.forecast.predicted is not None:
             predicted = self.table.to_metric(self.predicted_losses[order])
-            columns.append([self.table.label, *map(number, predicted)])
+            columns.append([self.table.label, *map(number_text, predicted)])
         else:
-            columns.append(["score", *map(number, self.scores[order])])
+            columns.append(["score", *map(number_text, self.scores[order])])
         if self.has_intervals:
             interval_rows = zip(*(end[order] for end in self._metric_interval()), strict=True)
-            intervals = [" … ".join(map(number, pair)) for pair in interval_rows]
+            intervals = [" … ".join(map(number_text, pair)) for pair in interval_rows]
             columns.append(["90 % interval", *intervals])
         if self.measured is not None:
             measured = self.table.to_metric(self.measured[order])
-            columns.append(["measured", *map(number, measured)])
+            columns.append(["measured", *map(number_text, measured)])
         shares = self._divide_by_total(self.costs)
         if np.isfinite(shares).any():
-            columns.append(["of all in full", *map(share, shares[order])])
+            columns.append(["of all in full", *map(percent, shares[order])])
         return list(map(list, zip(*columns, strict=True)))
 
     @property
@@ -263,46 +263,48 @@ class Selection:
             return f"{text}: train longer, at a higher learning rate, or on more rows."
         regret, regret_of_list = self.expected_regret[[0, length - 1]]
         difference = partial(difference_text, self.table.metric)
-        text = f"{names[0]} is the best with probability {share(self.best_probabilities.max())}, "
+        text = f"{names[0]} is the best with probability {percent(self.best_probabilities.max())}, "
         text += f"and is expected within {difference(regret)} of the best"
         if self.is_decided:
             return f"{text}: no further run is needed."
         if length == count > 1:
             text = f"Not decided yet: any of the {count} may be the best"
         elif length > 1:
-            cost = f" costs {share(self.price)} of all {count}"
+            cost = f" costs {percent(self.price)} of all {count}"
             cost = " would tell" if math.isnan(self.price) else cost
             text = f"The best of {names_text(shortlist, count)} is expected within "
             text += f"{difference(regret_of_list)} of the best; training these {length} in "
             text += f"full{cost}"
         if length > 1 and regret <= _LARGEST_REGRET:
             text += f". Choosing {names[0]} now is expected to cost {difference(regret)}"
-        size, chosen = 2 * self.budget, names[: max(2, len(self.survivors))]
+        size, next_names = 2 * self.budget, names[: max(2, len(self.survivors))]
         if size > self.target / 2:
             return f"{text}."
-        price = self._price(len(chosen)) * size / self.target
-        cost = "" if math.isnan(price) else f" ({share(price)} of training all in full)"
-        num_out = count - len(chosen)
+        price = self._price(len(next_names)) * size / self.target
+        cost = "" if math.isnan(price) else f" ({percent(price)} of training all in full)"
+        num_out = count - len(next_names)
         dropped = f"; the other {num_out} {'is' if num_out == 1 else 'are'} out" if num_out else ""
-        text += f". Next, run {names_text(chosen, count)} on {count_text(size)}{cost}{dropped}."
+        text += f". Next, run {names_text(next_names, count)} on {count_text(size)}{cost}{dropped}."
         last = dict(zip(self.names, self.table.last_losses, strict=True))
-        if len(chosen) > 2 and sorted(chosen, key=last.__getitem__) == chosen:
+        if len(next_names) > 2 and sorted(next_names, key=last.__getitem__) == next_names:
             text += " Their order is not forecast to change: halve them at each doubling."
         return text
 
     def _divide_by_total(self, costs: Array) -> Array:
-        """Return costs divided by that of training all models in full; NaN if it is unknown."""
+        """Return costs divided by the cost of training all models in full; NaN if it is unknown."""
         total = self.full_costs.sum()
         return costs / total if total > 0 else np.full(len(costs), math.nan)
 
     @property
     def price(self) -> float:
-        """Cost of training the shortlist in full, divided by that of training all; NaN if
-        unknown."""
+        """Cost of training the shortlist in full, divided by the cost of training all models.
+
+        NaN if a cost is unknown.
+        """
         return self._price(len(self.shortlist))
 
     def _price(self, count: int) -> float:
-        """Return `price` of the first models of the ranking."""
+        """Return `price` for the first `count` models of the ranking in place of the shortlist."""
         return float(self._divide_by_total(self.full_costs)[self._order[:count]].sum())
 
     @property
@@ -315,15 +317,15 @@ class Selection:
 
     @property
     def has_signal(self) -> bool:
-        """Whether the runs tell the models apart: differences between them are no mere noise."""
+        """Whether the differences between the models are probably more than noise."""
         return self.forecast.no_signal is None or self.forecast.no_signal.max() < 1
 
     @cached_property
     def expected_regret(self) -> Array:
         """Expected excess loss of the best of the first k models over the best of all, [n].
 
-        For k = 1 … n, it is the expected difference of ln L; for a score (L is 1 − score) and a
-        perplexity (L is its logarithm), that of L.
+        Entry k − 1 is for k models.  The excess is a difference of ln L; for a score (L is
+        1 − score) and a perplexity (L is its logarithm) a difference of L.
 
         Raises:
             ValueError: the method gives no distribution.
@@ -371,7 +373,7 @@ class Selection:
 
     @property
     def ranking(self) -> list[str]:
-        """The names of the models, best first; ties in the table's order."""
+        """The names of the models, best first; models with equal scores in the table's order."""
         return [self.names[row] for row in self._order]
 
     @property
@@ -383,7 +385,7 @@ class Selection:
     def predicted_losses(self) -> Array:
         """The forecast losses at the target, [n] in the table's order; see `to_frame`.
 
-        subtuning and zeroshot forecast the last loss, or that before fine-tuning.
+        The method subtuning forecasts the last loss, and zeroshot the loss before fine-tuning.
 
         Raises:
             ValueError: the method ranks without predicting a loss (modelsize).

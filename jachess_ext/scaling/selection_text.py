@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from .._io import axes_or_new
-from .._text import number, share
+from .._text import number_text, percent
 from .loss_table import LossTable
 from .metrics import chance_loss, from_loss, higher_is_better
 from .predictive import Array
@@ -53,7 +53,7 @@ def difference_text(metric: str | None, difference: float) -> str:
     """
     is_score = metric is not None and higher_is_better(metric)
     with np.errstate(over="ignore"):
-        text = share(max(difference if is_score else float(np.expm1(difference)), 0.001))
+        text = percent(max(difference if is_score else float(np.expm1(difference)), 0.001))
     unit = "point" if text == "1 %" else "points"
     return text.replace("%", unit) if is_score else text
 
@@ -89,9 +89,9 @@ def chance_note(table: LossTable, classes: int | None) -> str:
     if classes is None or not names:
         return ""
     chance = cast(float, chance_loss(table.metric, classes))
-    text = f"Still at the level of guessing, {number(float(table.to_metric(chance)))}"
-    noise = "Leads among such models may be noise."
-    return f"{text}: {quote_all(names)}. {noise}"
+    text = f"Still at the level of guessing, {number_text(float(table.to_metric(chance)))}"
+    warning = "Leads among such models may be noise."
+    return f"{text}: {quote_all(names)}. {warning}"
 
 
 def measured_note(table: LossTable, measured: Array) -> str:
@@ -104,7 +104,7 @@ def measured_note(table: LossTable, measured: Array) -> str:
     row = int(np.nanargmin(measured))
     return (
         f"The table holds losses at the target, which were not read: {table.names[row]} "
-        f"has the best, {number(float(table.to_metric(measured[row])))}."
+        f"has the best, {number_text(float(table.to_metric(measured[row])))}."
     )
 
 

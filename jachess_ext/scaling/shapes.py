@@ -31,8 +31,8 @@ class Shapes:
     without its scale is ln(h(D) + q h(D_n)).
 
     Attributes:
-        theta: (ln D_c/D_n, ln β, ε) of each shape, [s, 3].  It is relative to the largest size, so
-            that neither the unit of sizes nor another smaller size changes the grid or its prior.
+        theta: (ln D_c/D_n, ln β, ε) of each shape, [s, 3].  D_c is relative to the largest size, so
+            that neither the unit of sizes nor an added smaller size changes the grid or its prior.
         measured: g at the measured sizes, [s, m].
         targets: g at the targets, [t, s].
     """
@@ -43,7 +43,12 @@ class Shapes:
 
     @classmethod
     def grid(cls, sizes: Array, targets: Array) -> Shapes:
-        """Return the grid of shapes at sizes, [m] (positive, the largest last), and targets [t]."""
+        """Return the grid of shapes.
+
+        Args:
+            sizes: positive, the largest last, [m].
+            targets: [t].
+        """
         axes = np.meshgrid(_LOG_TRANSITIONS, _LOG_EXPONENTS, _FLOORS, indexing="ij")
         theta = np.stack([axis.ravel() for axis in axes], -1)
         logs = np.log(np.append(sizes, targets) / sizes[-1])
@@ -72,11 +77,16 @@ in units of the curve's scale.  κ is never 0, as no curve follows the rectified
 def covariances(sizes: Array, targets: Array) -> tuple[Array, Array, Array, Array]:
     """Return the covariances of the components of a residual at the sizes and targets.
 
-    They are functions of the doublings from the largest size, u = log₂(D / D_n): white noise,
-    1[u = u'], at the sizes only; a random walk of the level, a; a random walk of the slope,
-    a² (3b − a) / 6, where a = min(|u|, |u'|) and b = max(|u|, |u'|); and a random slope, u u'.  The
-    walks start at D_n in both directions, with covariance 0 between the two sides, so that adding a
-    smaller size changes nothing at the other sizes.
+    They are functions of the doublings from the largest size, u = log₂(D / D_n), with
+    a = min(|u|, |u'|) and b = max(|u|, |u'|):
+
+    - white noise: 1 where u = u' is a measured size, else 0;
+    - random walk of the level: a;
+    - random walk of the slope: a² (3b − a) / 6;
+    - random slope: u u'.
+
+    The walks start at D_n in both directions, with covariance 0 between the two sides, so that an
+    added smaller size changes nothing at the other sizes.
 
     Args:
         sizes: positive, the largest last, [m].
@@ -96,8 +106,7 @@ def covariances(sizes: Array, targets: Array) -> tuple[Array, Array, Array, Arra
 class Kriging:
     """Best linear unbiased prediction (ordinary kriging) with an unknown constant mean.
 
-    The covariances are those of k noise patterns, at scale 1, between m measured values and t
-    targets.
+    It predicts t targets from m measured values, under each of k noise patterns of scale 1.
 
     Attributes:
         precision: P = K⁻¹ − K⁻¹ 1 1ᵀ K⁻¹ / (1ᵀ K⁻¹ 1), [k, m, m], for the measured covariance K.
@@ -139,12 +148,12 @@ class Kriging:
         column_sums = inverse.sum(1, keepdims=True)
         total = column_sums.sum(-1, keepdims=True)
         log_norm = 0.5 * (np.linalg.slogdet(measured)[1] + np.log(total[:, 0, 0]))
-        simple = cross @ inverse
-        missing = 1 - simple.sum(-1, keepdims=True)
-        variance = (missing**2 / total - (cross * simple).sum(-1, keepdims=True))[..., 0]
+        simple_weights = cross @ inverse
+        missing = 1 - simple_weights.sum(-1, keepdims=True)
+        variance = (missing**2 / total - (cross * simple_weights).sum(-1, keepdims=True))[..., 0]
         variance += np.diagonal(covariance, 0, 1, 2)[:, m:]
         precision = inverse - column_sums.swapaxes(1, 2) * column_sums / total
-        return cls(precision, -log_norm, simple + missing * column_sums / total, variance)
+        return cls(precision, -log_norm, simple_weights + missing * column_sums / total, variance)
 
 
 PRIOR_MEAN = np.array([0.0, np.log(0.4), 0.4])  # of `Shapes.theta`
@@ -161,9 +170,9 @@ GAMMA_SHAPE = 2.0
 def floor_units(y: Array) -> Array:
     """Return the last loss of each curve divided by their median, [n].
 
-    Multiplied by ε it is the floor E = ε L(D_n) in a unit common to all curves.  The prior is on
-    the floor as a loss, not as a fraction of each model's loss: all models have the same test set,
-    which causes most of the irreducible loss.
+    Its product with ε is the floor E = ε L(D_n) in a unit common to all curves.  The prior is on
+    the floor as a loss, not as a fraction of each model's loss, as all models have the same test
+    set, which causes most of the irreducible loss.
 
     Args:
         y: ln L, [n, m].
@@ -182,16 +191,17 @@ def covariates(y: Array) -> Array:
 
 
 def log_marginal_likelihood(squares: Array, log_weight: Array, m: int, scale: float) -> Array:
-    """Return ln p(y_i | shape, pattern), [k, n, s], up to a constant, scales integrated out.
+    """Return ln p(y_i | shape, pattern), [k, n, s], up to a constant.
 
-    A curve's squared scale has an inverse gamma distribution with shape a and rate b = a s²; the
-    Gaussian evidence then is b^a / (b + Q/2)^(a + (m−1)/2).
+    The scale of each curve's noise is integrated out.  Its square has an inverse gamma distribution
+    with shape parameter a and rate b = a S², so that the Gaussian evidence is
+    b^a / (b + Q/2)^(a + (m−1)/2).
 
     Args:
         squares: Q = rᵀ P r of every residual r, [k, n, s].
         log_weight: log weights of the patterns, [k].
         m: number of sizes, m.
-        scale: scale of the table, s.
+        scale: scale of the table, S.
     """
     b = GAMMA_SHAPE * scale**2
     power = GAMMA_SHAPE + (m - 1) / 2
@@ -204,7 +214,7 @@ def table_scale(blocks: Iterable[Array], log_weight: Array, m: int, prior: Array
     It is the geometric mean of the posterior on the grid `TABLE_SCALES`.
 
     Args:
-        blocks: Q of blocks of curves, [k, n, s] each; see `residual_squares`.
+        blocks: Q for each block of curves, [k, n, s] each; see `residual_squares`.
         log_weight: log weights of the patterns, [k].
         m: number of sizes.
         prior: ln p(shape), [s].
@@ -218,26 +228,27 @@ def table_scale(blocks: Iterable[Array], log_weight: Array, m: int, prior: Array
 
 
 def pattern_frequencies(log_evidence: Array) -> Array:
-    """Estimate the frequencies of the noise patterns, [k], by EM.
+    """Estimate the frequencies of the noise patterns, [k], by expectation maximisation.
 
-    The uniform prior counts as `PATTERN_PRIOR_MODELS` models.
+    The prior, equal frequencies, counts as `PATTERN_PRIOR_MODELS` models.
 
     Args:
         log_evidence: ln p(y_i | pattern), [k, n].
     """
-    num_patterns, models = log_evidence.shape
+    num_patterns, count = log_evidence.shape
     frequency = np.full(num_patterns, 1 / num_patterns)
     for _ in range(EM_STEPS):
         counts = softmax((log_evidence + np.log(frequency)[:, None]).T).sum(0)
-        frequency = (counts + PATTERN_PRIOR_MODELS / num_patterns) / (models + PATTERN_PRIOR_MODELS)
+        frequency = (counts + PATTERN_PRIOR_MODELS / num_patterns) / (count + PATTERN_PRIOR_MODELS)
     return frequency
 
 
 def shared_prior(log_evidence: Array, theta: Array, floors: Array, x: Array) -> Array:
-    """Return ln p(shape) for every curve, [n, s], up to a constant, estimated by EM.
+    """Return ln p(shape) for every curve, [n, s], up to a constant.
 
-    The prior of (ln D_c/D_n, ln β, ε times the floor unit) is N(X_i C, S).  C and S have a vague
-    prior that counts as `PRIOR_MODELS` models: C⁰ = (`PRIOR_MEAN`; 0), S⁰ = `PRIOR_COVARIANCE`.
+    The prior of (ln D_c/D_n, ln β, ε times the floor unit) is N(X_i C, S), where C and S are
+    estimated by expectation maximisation.  They have a vague prior that counts as `PRIOR_MODELS`
+    count: C⁰ = (`PRIOR_MEAN`; 0), S⁰ = `PRIOR_COVARIANCE`.
 
     Args:
         log_evidence: ln p(y_i | shape), [n, s].
@@ -245,14 +256,14 @@ def shared_prior(log_evidence: Array, theta: Array, floors: Array, x: Array) -> 
         floors: floor units of the curves, see `floor_units`, [n].
         x: covariates X of the curves, [n, 2].
     """
-    start, models = np.stack([PRIOR_MEAN, np.zeros(3)]), len(x)
+    start, count = np.stack([PRIOR_MEAN, np.zeros(3)]), len(x)
     normal = x.T @ x + PRIOR_MODELS * np.eye(x.shape[1])
     # A deviation from the mean is linear in z = (1, θ), D_i z, so that its square zᵀ D_iᵀ S⁻¹ D_i z
     # is linear in the products of the elements of z.  This needs two matrix products a step, and no
     # array [n, s, 3].  `linear` is D_i, [n, 3, 4].
     z = np.insert(theta, 0, 1.0, axis=1)
     products = (z[:, :, None] * z[:, None]).reshape(-1, 16)
-    linear = np.repeat(np.eye(3, 4, 1)[None], models, axis=0)
+    linear = np.repeat(np.eye(3, 4, 1)[None], count, axis=0)
     linear[:, 2, 3], linear[:, :, 0] = floors, -x @ start
 
     def log_normal(covariance: Array) -> Array:
@@ -269,7 +280,7 @@ def shared_prior(log_evidence: Array, theta: Array, floors: Array, x: Array) -> 
         coefficients = np.linalg.solve(normal, x.T @ mean + PRIOR_MODELS * start)
         linear[:, :, 0] = -x @ coefficients
         scatter = (linear @ moments @ linear.swapaxes(1, 2)).sum(0)
-        prior = log_normal((PRIOR_MODELS * PRIOR_COVARIANCE + scatter) / (PRIOR_MODELS + models))
+        prior = log_normal((PRIOR_MODELS * PRIOR_COVARIANCE + scatter) / (PRIOR_MODELS + count))
     return prior
 
 
@@ -298,11 +309,11 @@ def posterior_means(y: Array, sizes: Array, targets: Array) -> Array:
         targets: [t].
     """
     shapes, kriging = Shapes.grid(sizes, targets), Kriging.patterns(sizes, targets)
-    vague = -0.5 * ((shapes.theta - PRIOR_MEAN) ** 2 / np.diag(PRIOR_COVARIANCE)).sum(-1)
+    weak_prior = -0.5 * ((shapes.theta - PRIOR_MEAN) ** 2 / np.diag(PRIOR_COVARIANCE)).sum(-1)
     squares = partial(residual_squares, y, shapes, kriging)
-    scale = table_scale(squares(), kriging.log_weight, len(sizes), vague)
+    scale = table_scale(squares(), kriging.log_weight, len(sizes), weak_prior)
     marginal = partial(log_marginal_likelihood, m=len(sizes), scale=scale)
-    pattern_evidence = [log_sum(marginal(q, kriging.log_weight) + vague, 2) for q in squares()]
+    pattern_evidence = [log_sum(marginal(q, kriging.log_weight) + weak_prior, 2) for q in squares()]
     weight = kriging.log_weight + np.log(pattern_frequencies(np.concatenate(pattern_evidence, 1)))
     shape_evidence = np.concatenate([log_sum(marginal(q, weight), 0) for q in squares()])
     prior = shared_prior(shape_evidence, shapes.theta, floor_units(y), covariates(y))
@@ -319,8 +330,7 @@ and memory does not grow by [k, s] with every curve."""
 def residual_squares(y: Array, shapes: Shapes, kriging: Kriging) -> Iterator[Array]:
     """Yield Q = rᵀ P r of the residuals r = y_i − g_shape, [k, _BLOCK, s] for each block of curves.
 
-    y and g are taken relative to their value at the last size, a constant that P annihilates, to
-    avoid cancellation.
+    The last value is subtracted from y and from g, to avoid cancellation; P annihilates constants.
     """
     curve, shape, precision = y - y[:, -1:], shapes.measured, kriging.precision
     shape_square = ((shape @ precision) * shape).sum(-1)[:, None]
@@ -333,13 +343,13 @@ def residual_squares(y: Array, shapes: Shapes, kriging: Kriging) -> Iterator[Arr
 def mixture_means(y: Array, shapes: Shapes, kriging: Kriging, blocks: Iterable[Array]) -> Array:
     """Return the mean of ln L over shapes and patterns, at each target, [t, n].
 
-    The mean of a component of the mixture is g(D) + the kriged residual.
+    A component's mean is g(D) plus the residual that kriging predicts.
 
     Args:
         y: ln L, [n, m].
         shapes: shapes at the sizes and targets.
         kriging: predictors of the residual at the targets.
-        blocks: log weights of the components, of blocks of curves, [k, n, s] each.
+        blocks: log weights of the components for each block of curves, [k, n, s] each.
     """
     shape_means = shapes.targets - kriging.weights @ shapes.measured.T
     kriged = kriging.weights @ (y - y[:, -1:]).T

@@ -92,7 +92,7 @@ class Questions:
     Attributes:
         texts: the questions.
         options: the suggested arguments, by name.
-        ignored: columns that the user or a suggestion ignores.
+        ignored: columns that the user, or a suggested argument, ignores.
     """
 
     def __init__(self, ignore: Sequence[str]) -> None:
@@ -123,7 +123,8 @@ class Sheet:
         columns: the cells of each column.
         has_decimal_comma: whether numbers in text have a decimal comma, and points between
             thousands.
-        full: number of examples that sizes are shares of; None if sizes are numbers of examples.
+        full: number of all examples, if sizes are shares of it; None if sizes are numbers of
+            examples.
     """
 
     name: str
@@ -188,7 +189,7 @@ class Sheet:
         """Return whether a column has cells and all of them are sizes.
 
         Args:
-            index: of the column.
+            index: index of the column.
             allow_doubtful: whether a cell that raises DoubtfulSize counts as a size.
         """
         for cell in self.columns[index]:
@@ -244,7 +245,7 @@ class Sheet:
         """Return the cells of a column as numbers, [rows], NaN for empty cells.
 
         Args:
-            index: of the column.
+            index: index of the column.
             names: name of the model of each row, for the error message.
 
         Raises:
@@ -279,7 +280,7 @@ class Sheet:
 
 
 def quote_all(labels: Sequence[str], most: int = 10) -> str:
-    """Return the names in quotes; if they are many or long, only the first few.
+    """Return the names in quotes as text; if they are many or long, only the first few.
 
     Args:
         labels: the names.

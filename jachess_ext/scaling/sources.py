@@ -28,7 +28,7 @@ def read_sheet(source: Source, number: int | None, questions: Questions) -> Shee
 
     Args:
         source: path of a file, DataFrame or Series.
-        number: position, from 1, of the table in a file with several tables; None takes one and
+        number: position, from 1, of the table in a file with several tables; None picks one and
             adds a question.
         questions: ambiguities of the table, which may be added to.
 
@@ -63,7 +63,7 @@ def _from_file(path: Path, number: int | None, questions: Questions) -> Sheet:
     """Read the cells of a file as a sheet, see `read_sheet`."""
     if path.is_dir():
         raise TableError(f"{path} is a folder; jx.scaling.read_runs reads folders of runs")
-    table = str(path)
+    name = str(path)
     if path.suffix.lower() in (".xlsx", ".xlsm", ".xls", ".ods"):
         tables = _workbook_tables(path)
     else:
@@ -72,7 +72,7 @@ def _from_file(path: Path, number: int | None, questions: Questions) -> Sheet:
             raise TableError(f"{path} is empty; expected a header and one line a model")
         is_json = re.match(r"\s*(\{|\[\s*[\[{])", text) and path.suffix not in (".md", ".csv")
         if path.suffix in (".json", ".jsonl", ".ndjson") or is_json:
-            return replace(read_sheet(_json_frame(path, text), None, questions), name=table)
+            return replace(read_sheet(_json_frame(path, text), None, questions), name=name)
         tables = _markdown_tables(text)
         if not tables:
             try:
@@ -80,17 +80,17 @@ def _from_file(path: Path, number: int | None, questions: Questions) -> Sheet:
             except csv.Error as error:
                 raise TableError(f"{path} is not well-formed: {error}") from None
         if text[-1] not in "\r\n":
-            last = quote(text.splitlines()[-1][-60:])
-            end = f"{path} ends without a newline and may be cut short"
-            warnings.warn(f"{end}; its last line is read as {last}", stacklevel=2)
-    rows = _pick_table(table, tables, number, questions)
+            last_line = quote(text.splitlines()[-1][-60:])
+            message = f"{path} ends without a newline and may be cut short"
+            warnings.warn(f"{message}; its last line is read as {last_line}", stacklevel=2)
+    rows = _pick_table(name, tables, number, questions)
     labels = [cell.strip() for cell in rows[0][1]]
     for line, cells in rows[1:]:
         if len(cells) != len(labels):
             cut = f"line {line} of {path} has {len(cells)} cells where the header has {len(labels)}"
             raise TableError(f"{cut}; the file may be half written")
     columns = list(zip(*(cells for _, cells in rows[1:]), strict=True)) or [()] * len(labels)
-    return Sheet(table, labels, columns)
+    return Sheet(name, labels, columns)
 
 
 Rows = list[tuple[int, list[str]]]
@@ -103,7 +103,7 @@ def _pick_table(
     """Pick a table of a file.
 
     Args:
-        name: of the file, for messages.
+        name: name of the file, for messages.
         tables: title -> lines of the table.
         number: position of the table, from 1; None picks the one with the most sizes in its
             header and, if there are several, adds a question.
@@ -148,10 +148,10 @@ def _workbook_tables(path: Path) -> dict[str, Rows]:
 
 
 def _json_frame(path: Path, text: str) -> DataFrame:
-    """Parse a JSON table: an object a line, a list of objects, or a dict of columns.
+    """Parse a JSON table: an object on each line, a list of objects, or a dict of columns.
 
     Args:
-        path: of the file; its suffix marks JSON Lines.
+        path: path of the file; its suffix marks JSON Lines.
         text: content of the file.
 
     Raises:
@@ -186,8 +186,9 @@ _RULE = re.compile(r"\|?(\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?")
 def _markdown_tables(text: str) -> dict[str, Rows]:
     """Return the tables of a markdown text, heading above the table -> lines.
 
-    As in GitHub's specification, a table is a header, a rule of as many cells, and lines until an
-    empty line or another block; bars at the ends may be missing.  Code and comments are skipped.
+    As in GitHub's specification, a table is a header, a delimiter row with as many cells, and lines
+    until an empty line or another block; bars at the ends may be missing.  Code and comments are
+    skipped.
     """
     text = _HIDDEN.sub(lambda match: "\n" * match[0].count("\n"), text)
     lines = [line.strip() for line in text.splitlines()]
@@ -224,8 +225,8 @@ def _markdown_cells(line: str) -> list[str]:
 def _csv_rows(text: str) -> Rows:
     """Split a text with tabs, semicolons or commas between cells into lines of cells.
 
-    The separator is the first of these that splits all lines into the same number of cells, at
-    least two; if there is none, the one that splits the header into the most cells.
+    The separator is the first of the three that splits all lines into the same number of cells, at
+    least two; if there is none, the separator that splits the header into the most cells.
     """
     # The comma comes last: it occurs in numbers too ("0,5;0,4" is two cells), while tabs and
     # semicolons hardly occur within cells.

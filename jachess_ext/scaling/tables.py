@@ -144,7 +144,7 @@ class _Reader:
     Attributes:
         sheet: the cells, from which columns and rows are removed step by step.
         questions: ambiguities of this sheet.
-        unknown: names to ignore that are not columns, so that they have to be models.
+        unknown: names to ignore that are not columns, and thus have to be models.
         filters: names of the text columns whose rows the user selected.
         row_metric: metric named by a column; None if there is no such column.
         left_out: which rows were removed, and how many.
@@ -162,8 +162,8 @@ class _Reader:
         self.sheet = replace(sheet, labels=labels).keep_columns(mask)
         for label in labels:
             if f"{label}.1" in labels and sheet.name == "the table":
-                renamed = f"(pandas calls the second {quote(label + '.1')})"
-                raise TableError(f"the table has the column {quote(label)} twice {renamed}")
+                hint = f"(pandas calls the second {quote(label + '.1')})"
+                raise TableError(f"the table has the column {quote(label)} twice {hint}")
 
     def records(
         self, metric: Label, model: Label, size: Label, seed: Label, rows: Mapping[str, object]
@@ -188,7 +188,7 @@ class _Reader:
                 text = f"the header of {self.sheet.name} has {quote_all(headers)}, which {doubt}"
                 text += "; say so if they are numbers of training examples"
                 self.questions.add(text, size="headers")
-            return self._wide(sizes, model_col, seed)
+            return self._wide_records(sizes, model_col, seed)
         size_col = self._column_of("size", size)
         sheet, labels = self.sheet, self.sheet.labels
         seeds = self._seeds(seed)
@@ -200,16 +200,16 @@ class _Reader:
         is_transposed = model_col is None and len(other_cols) > 1 and not values
         if size_col is not None and is_transposed and all(map(sheet.are_numbers, other_cols)):
             return self._melt(size_col, sorted(other_cols), seeds)
-        return self._long(size_col, model_col, seeds, metric)
+        return self._long_records(size_col, model_col, seeds, metric)
 
     def _keep_rows(self, index: int, values: Collection[str]) -> None:
         """Remove the rows whose text in a column is none of `values`."""
         texts, label = self.sheet.texts(index), self.sheet.labels[index]
         mask = [text in values for text in texts]
         if others := [*dict.fromkeys(text for text in texts if text not in values)]:
-            count = f"{len(mask) - sum(mask)} of {len(mask)} rows"
-            of = f"whose {quote(label)} is" if label else "named"
-            self.left_out.append(f"{count}, {of} {quote_all(others, 4)}")
+            count_text = f"{len(mask) - sum(mask)} of {len(mask)} rows"
+            criterion = f"whose {quote(label)} is" if label else "named"
+            self.left_out.append(f"{count_text}, {criterion} {quote_all(others, 4)}")
             if not any(mask):
                 raise TableError(f"no row of {self.sheet.name} is left without {self.left_out[-1]}")
         self.sheet = self.sheet.keep_rows(mask)
@@ -285,7 +285,7 @@ class _Reader:
         return [", ".join(row) for row in rows] if indices else None
 
     def _first_as_models(self, sizes: Mapping[int, float]) -> Column:
-        """Return 0 if the first column can be that of the models, where none is named so.
+        """Return 0 if the first column can be the models' column in a table that names none.
 
         Args:
             sizes: index -> size of the columns that are named by a size.
@@ -313,7 +313,7 @@ class _Reader:
     def _question_unused(self, used: Collection[Column], model_col: Column, strict: bool) -> None:
         """Add a question for each column without a role that may not be ignored silently.
 
-        Only the rows of the suggested value of a text column are kept.
+        If a question suggests a value of a text column, only the rows with this value are kept.
 
         Args:
             used: indices of the columns with a role.
@@ -346,8 +346,8 @@ class _Reader:
             text = f"the column {quote(label)} of {table} holds"
             if is_choice and choices:
                 rows, model_counts = Counter(texts), Counter(value for value, _ in pairs)
-                of = "" if model_col is None else " of {} models"
-                counts = [f"{rows[x]} rows{of.format(model_counts[x])}" for x in values[:9]]
+                suffix = "" if model_col is None else " of {} models"
+                counts = [f"{rows[x]} rows{suffix.format(model_counts[x])}" for x in values[:9]]
                 listed = ", ".join(map("{} ({})".format, map(quote, values), counts))
                 best = max(choices, key=lambda x: (not is_missing(x), model_counts[x], rows[x]))
                 self.questions.add(f"{text} {listed}; say of which the rows count", **{label: best})
@@ -384,7 +384,7 @@ class _Reader:
         self._keep_rows(index, {*names} - ignored)
         return self.sheet.texts(index)
 
-    def _wide(self, sizes: Mapping[int, float], model_col: int, seed: Label) -> Records:
+    def _wide_records(self, sizes: Mapping[int, float], model_col: int, seed: Label) -> Records:
         """Return the runs of a wide table.
 
         Args:
@@ -437,12 +437,12 @@ class _Reader:
         labels = ["model", *(sheet.labels[index] for index in id_cols), "value"]
         melted = [list(column) for column in zip(*cells, strict=True)] or [[]] * len(labels)
         self.sheet = replace(self.sheet, labels=labels, columns=melted)
-        return self._long(1, 0, range(2, 1 + len(id_cols)), None)
+        return self._long_records(1, 0, range(2, 1 + len(id_cols)), None)
 
     def _guess_size_column(self, used: Collection[Column]) -> int:
-        """Return the index of the most likely column of sizes, where none is named so.
+        """Return the index of the most likely column of sizes in a table that names none.
 
-        Adds a question, with the column as the suggestion.
+        A question suggests the column.
 
         Args:
             used: indices of columns with another role.
@@ -466,9 +466,9 @@ class _Reader:
         return index
 
     def _guess_model_column(self, used: Collection[Column]) -> int:
-        """Return the index of the most likely column of models, where none is named so.
+        """Return the index of the most likely column of models in a table that names none.
 
-        Adds a question, with the column as the suggestion.
+        A question suggests the column.
 
         Args:
             used: indices of columns with another role.
@@ -490,7 +490,7 @@ class _Reader:
             self.questions.add(text, model=labels[index])
         return index
 
-    def _long(
+    def _long_records(
         self, size_col: Column, model_col: Column, seeds: Sequence[int], metric: Label
     ) -> Records:
         """Return the runs of a table with a row for each run.
@@ -516,9 +516,9 @@ class _Reader:
             try:
                 sizes.append(self._size(cell, labels[size_col]))
             except TableError as error:
-                column = f"in the column {quote(labels[size_col])} of {quote(name)}"
+                column_text = f"in the column {quote(labels[size_col])} of {quote(name)}"
                 options = {"ignore": [name]} if is_missing(cell) else error.options
-                raise TableError(f"{column}, {error.args[0]}", **options) from None
+                raise TableError(f"{column_text}, {error.args[0]}", **options) from None
         label, values = labels[value_col], sheet.numbers(value_col, names)
         seed_texts = self._repeat_names(seeds)
         wrong = np.flatnonzero(~np.isfinite(values))
@@ -536,9 +536,9 @@ class _Reader:
         return Records(*runs, seed_texts, counts, metric, percent, roles)
 
     def _value_column(self, metric: Label, used: Collection[Column]) -> int:
-        """Return the index of the column of values, by the metric or by its name.
+        """Return the index of the column of values, found by the metric or by the column's name.
 
-        Adds a question if several columns are possible.
+        A question is added if several columns are possible.
 
         Args:
             metric: name of the metric; None infers it.
@@ -559,8 +559,8 @@ class _Reader:
             text = f"{table} has several columns of values, {listed}; say which"
             self.questions.add(text, metric=labels[indices[0]])
         if not indices:
-            wanted = "values" if metric is None else f"the metric {quote(metric)}"
-            text = f"{table} has no column named by a size, nor one of {wanted} that is known,"
+            wanted_text = "values" if metric is None else f"the metric {quote(metric)}"
+            text = f"{table} has no column named by a size, nor one of {wanted_text} that is known,"
             text += f" among the numbers {listed or 'of no other column'}; call one value"
             if metric is not None or not candidates:
                 raise TableError(text)

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ..jet.compiled.closures import Call, pack_call, unpack_call
 from ..jet.compiled.reachable import refuse_attribute_writes
 from ..jet.compiled.regions import can_trace as can_trace
-from ..jet.compiled.regions import raise_error, refuse_captured, return_error
+from ..jet.compiled.regions import raise_if_error, refuse_captured, return_error
 from ..jet.engine.layout import MAX_DIRECTIONS
 from ..jet.engine.types import Function
 from ..jet.rows.sameness import refuse_irreproducible
@@ -36,14 +36,15 @@ pytree.register_dataclass(ForwardPass)
 def measure_in_graph(
     model: nn.Module, batch: Mapping[str, Tensor], settings: Settings, seed: Tensor, step: Tensor
 ) -> tuple[Smoothness, ForwardPass]:
-    """Compute `measure` while dynamo traces; without blocks, which are jets.
+    """Compute `measure` while dynamo traces; the forward pass is returned without its blocks, which
+    are jets.
 
     Args:
         seed, step: int64 scalars on the model's device.
     """
     call = pack_call(cast(Function, (unwrapped(model), settings)))
     result = _measure_region(call, batch, seed, step)
-    raise_error(result)
+    raise_if_error(result)
     return result
 
 
@@ -66,7 +67,11 @@ def _measure_region(
 def raise_nonfinite(
     terms: Tensor, loss: Tensor, mask: Tensor, embeddings: Tensor, step: Tensor
 ) -> Tensor:
-    """Raise an eager step's error if a term is not finite or a row has no real token; return 0."""
+    """Raise the error of an eager step if a term is not finite or a row has no real token.
+
+    Returns:
+        A tensor of 0, whose use keeps the check in the graph.
+    """
     layer = None if library.capturing() else nonfinite_layer(terms, loss, Ranks(), mask)
     if layer == len(terms):
         padding_mask({"input_ids": mask, "attention_mask": mask})  # raises

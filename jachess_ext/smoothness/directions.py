@@ -26,7 +26,7 @@ def fresh_seed() -> int:
 
 @dataclass
 class DrawCounter:
-    """Counter of draws, which gives every draw the operator's seed and a different offset.
+    """Counter of draws, which gives each draw the seed and an offset of its own for the operator.
 
     The offset's 62 bits are, from the top: the use (2 bits), the rank (11), the step (27) and the
     number of the draw within the step (22).  No two draws with one seed share random numbers, and a
@@ -53,7 +53,7 @@ class DrawCounter:
     drawn: int = 0
 
     def next_offset(self) -> int | Tensor:
-        """Return the offset of the next draw, and count the draw; a tensor if the step is one.
+        """Return the offset of the next draw, and count the draw; a tensor if the step is a tensor.
 
         Raises:
             ValueError: the step, the rank or the number of draws does not fit in its bits.
@@ -62,8 +62,8 @@ class DrawCounter:
         # here, and it is added at the end.
         on_device = isinstance(self.step, Tensor)
         offset = get_args(Use).index(self.use)
-        parts = {"rank": _RANK_BITS, "step": _STEP_BITS, "drawn": _DRAW_BITS}
-        for name, bits in parts.items():
+        bits_by_part = {"rank": _RANK_BITS, "step": _STEP_BITS, "drawn": _DRAW_BITS}
+        for name, bits in bits_by_part.items():
             value = 0 if name == "step" and on_device else getattr(self, name)
             if not 0 <= value < 2**bits:
                 raise ValueError(

@@ -52,7 +52,7 @@ from .settings import (
 )
 
 Replace = Callable[[Tensor, Tensor], Tensor]
-_DIFFERS = (
+_MESSAGE = (
     f"more than {MAX_DIRECTIONS} directions take several passes, and the model is not the same "
     f"function in each: {CAUSES}. Call eval(), or take {MAX_DIRECTIONS} directions at most"
 )
@@ -89,8 +89,8 @@ class Smoothness:
         rows, count = len(self.tokens), int(self.tokens.sum())
         lines = [f"Smoothness of {count} tokens in {rows} rows:"]
         for k, jacobian in enumerate(self.jacobian.tolist()):
-            hessian = "" if self.hessian is None else f", hessian {self.hessian[k].item():.4g}"
-            lines.append(f"  layer {k}: jacobian {jacobian:.4g}{hessian}")
+            hessian_text = "" if self.hessian is None else f", hessian {self.hessian[k].item():.4g}"
+            lines.append(f"  layer {k}: jacobian {jacobian:.4g}{hessian_text}")
         return "\n".join(lines)
 
 
@@ -223,7 +223,7 @@ def run_model(
     collected: list[Tensor] = []
 
     def collect_states(module: nn.Module, args: object, output: object) -> object:
-        """Collect the backbone's hidden states, and pass primals on to the head."""
+        """Collect the backbone's hidden states; return its output with primals for the head."""
         # The hidden states are collected here since the model's own output will hold only primals.
         states = _field(output, "hidden_states")
         if states and len(states) > 1:
@@ -259,8 +259,8 @@ def _field(output: object, name: str) -> Any:
 
 
 def _arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the batch as arguments of the model's ``forward``, with output_hidden_states, and with
-    return_dict and use_cache if it has them."""
+    """Return the batch as arguments of the model's ``forward``, with output_hidden_states=True, and
+    with return_dict and use_cache if ``forward`` has these arguments."""
     parameters = inspect.signature(unwrapped(model).forward).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if "output_hidden_states" not in parameters and not takes_any:
@@ -292,10 +292,10 @@ def safe_sqrt(squares: Tensor) -> Tensor:
 
 
 def hessian_norm(squares: Tensor, settings: Settings, *, scale: float, pairs: int = 0) -> Tensor:
-    """Return the Hessian norm that ``settings`` describes, ``[...]``, from ‖H_{t,j}‖² of all j in
-    D, ``[..., |D|]``.
+    """Return the Hessian norm that ``settings`` describes, ``[...]``.
 
     Args:
+        squares: ‖H_{t,j}‖² of all j in D, ``[..., |D|]``.
         scale: factor of the sum over D, from `sample_dimensions`.
         pairs: number of pairs of directions over which the squares are averaged; 0: no bias
             correction.
@@ -340,7 +340,7 @@ def block_tokens(block: Tensor, mask: Tensor, settings: Settings) -> Tensor:
     logits.
 
     Raises:
-        ValueError: the block's tokens are not those of the mask.
+        ValueError: the block has other tokens than the mask.
     """
     if block.shape[:2] == mask.shape:
         return tokens_in_scope(mask, settings.scope)
@@ -363,9 +363,9 @@ def measure_jet(
 
     The mean over directions of ‖(J u_i)_t‖² has the expectation ‖J_t‖²; the mean over pairs of
     (u_iᵀ H_{t,j} u_i')² has the expectation ‖H_{t,j}‖², since u_i and u_i' are independent.  More
-    than 4 directions take several passes of about equal numbers; their squares are averaged before
-    roots are taken.  Each pass draws its own dropout masks, as in a CUDA graph, so that the means
-    are over masks, too.
+    than 4 directions are split over several passes, about equally; the squares of all passes are
+    averaged before roots are taken.  Each pass draws its own dropout masks, as in a CUDA graph, so
+    that the means are over masks, too.
 
     Returns:
         The norms of the Jacobian and of the Hessian (or None), ``[K, B, T]``; the tokens in scope;
@@ -400,7 +400,7 @@ def measure_jet(
         if generators and not generators.have_advanced():
             values = [stack[0].detach() for stack in streams]
             if number:
-                require_same(model, first, values, repeated(count, values), _DIFFERS)
+                require_same(model, first, values, repeated(count, values), _MESSAGE)
             else:
                 first = [value.clone() for value in values]
         if number == 0:
@@ -415,8 +415,8 @@ def measure_jet(
         jacobian = _add_weighted(jacobian, [mean for mean, _ in squares], count / sum(counts))
         if settings.second_order:
             # The tensor norm is the root of the sum over D.
-            seconds = [s if settings.per_dimension else s.sum(-1, keepdim=True) for _, s in squares]
-            hessian = _add_weighted(hessian, seconds, math.comb(count, 2) / pairs)
+            second = [s if settings.per_dimension else s.sum(-1, keepdim=True) for _, s in squares]
+            hessian = _add_weighted(hessian, second, math.comb(count, 2) / pairs)
     norms = None
     if settings.second_order:
         # Layers in one stack have the same width, and so the same scale.
@@ -434,7 +434,7 @@ def _add_weighted(total: list[Tensor], means: list[Tensor], weight: float) -> li
     """Return the total of the previous passes plus weight · the layers' means of this pass.
 
     Args:
-        total: stacks as of `stack_equal_shapes`; [] before the first pass.
+        total: stacks like those that `stack_equal_shapes` returns; [] before the first pass.
     """
     means = stack_equal_shapes(means)
     if weight != 1:
@@ -447,12 +447,12 @@ def _jet_pass(
     batch: Mapping[str, Tensor],
     settings: Settings,
     random: Randomness,
-    count: int,
+    num_directions: int,
 ) -> ForwardPass:
     def enter(x: Tensor, mask: Tensor) -> JetTensor:
         directions = draw_directions(
             x.detach(),
-            count,
+            num_directions,
             mask=mask,
             distribution=settings.distribution,
             counter=random.directions,

@@ -139,7 +139,9 @@ def measure_base(
     model: nn.Module, batches: Iterable[Mapping[str, Tensor]], settings: Settings, seed: int | None
 ) -> BaseNorms:
     """Return the norms of ``model`` in evaluation mode, averaged over the tokens of all batches of
-    all ranks; a collective.
+    all ranks.
+
+    This is a collective: every rank has to call it.
 
     Raises:
         ValueError: ``batches`` is empty, or a layer's norm is zero or not finite.
@@ -163,8 +165,8 @@ def measure_base(
                     sums[index] = sums[index] + values.sum((-1, -2))
             count += int(norms.tokens.sum())
     if ranks.max(torch.tensor(int(count == 0), device=device)):
-        where = f" (rank {ranks.rank} had {count} tokens)" if ranks.size > 1 else ""
-        raise ValueError(f"calibrate got no batches{where}; expected at least one")
+        rank_text = f" (rank {ranks.rank} had {count} tokens)" if ranks.size > 1 else ""
+        raise ValueError(f"calibrate got no batches{rank_text}; expected at least one")
     base = _mean_over_ranks(sums, count, ranks, device)
     for name, mean in (("Jacobian", base.jacobian), ("Hessian", base.hessian)):
         if mean is not None and not (torch.isfinite(mean) & (mean > 0)).all():
@@ -179,7 +181,7 @@ def measure_base(
 def _mean_over_ranks(
     sums: Iterable[Tensor | None], count: int, ranks: Ranks, device: torch.device
 ) -> BaseNorms:
-    """Return the mean norms per token over the ranks; a collective.
+    """Return the norms per token, averaged over the tokens of all ranks; every rank has to call it.
 
     Args:
         sums: sums over this rank's tokens of the Jacobian norms and of the Hessian norms (or None),
@@ -237,9 +239,9 @@ class JacHessOutput:
     def __repr__(self) -> str:
         task = getattr(self.model_output, "loss", None)
         task_text = "" if task is None else f", beside a task loss of {float(task):.4g}"
-        state = "empty" if self.empty else f"penalty {float(self.loss):.4g}"
-        state = state if self.skipped is None else f"skipped at layer {self.skipped}"
-        return f"JacHessOutput: {state}{task_text}\n{self.smoothness!r}"
+        state_text = "empty" if self.empty else f"penalty {float(self.loss):.4g}"
+        state_text = state_text if self.skipped is None else f"skipped at layer {self.skipped}"
+        return f"JacHessOutput: {state_text}{task_text}\n{self.smoothness!r}"
 
     @property
     def total(self) -> Tensor:
@@ -440,8 +442,8 @@ class JacHess:
         return self._compiled_step(dict(batch))
 
     def _compiled_step(self, batch: dict[str, Tensor]) -> JacHessOutput:
-        """Take a step in a compiled graph; eagerly if it is the first one of its model, which may
-        write into itself, or cannot be traced."""
+        """Take a step in a compiled graph; eagerly if it cannot be traced, or if it is the model's
+        first step, in which a model may set its own attributes."""
         from torch._dynamo.exc import TorchDynamoException  # takes seconds
         from torch._dynamo.utils import counters
 
@@ -542,8 +544,11 @@ class JacHess:
 
     @library.constant_when_compiled
     def _prepare_graph(self) -> str | None:
-        """Move the step counter to the device, where a graph increments it; or return why a step
-        with these settings cannot be in a graph."""
+        """Move the step counter to the device, where a graph increments it.
+
+        Returns:
+            None; or the reason why a step with these settings cannot be in a graph.
+        """
         size = ranks_of(self.model).size
         host_reads = {
             f"engine={self.settings.engine!r}": self.settings.engine != "jet",
@@ -586,8 +591,8 @@ class JacHess:
         return copy
 
     def zero_loss(self, loss: Tensor, ranks: Ranks) -> Tensor:
-        """Return a zero loss that skips a step: its backward changes no gradient, but still lets
-        DDP reduce those of earlier micro-batches.
+        """Return a zero loss that skips a step: its backward changes no gradient, but makes DDP
+        reduce the gradients of earlier micro-batches.
 
         Args:
             loss: the loss to replace, for dtype and device.
@@ -608,7 +613,7 @@ class JacHess:
         return torch.zeros_like(loss.detach(), requires_grad=True)
 
     def _note_nonfinite(self, layer: int, embeddings: Tensor) -> None:
-        """Count and log a skipped step, or raise FloatingPointError, as ``on_nonfinite`` says.
+        """Count and log a skipped step, or raise FloatingPointError, depending on ``on_nonfinite``.
 
         Args:
             layer: index, among the chosen layers, of the first one whose norm is not finite.
@@ -708,8 +713,8 @@ def _unreached(model: nn.Module, loss: Tensor) -> list[Tensor]:
 
 
 def _drop_zero_gradients(out: JacHessOutput, unreached: list[Tensor]) -> None:
-    """Let a backward from the penalty alone leave the gradients of parameters that it does not
-    reach None, as in an eager step; a graph's backward gives zeros."""
+    """Have a backward of the penalty leave the gradients of the parameters ``unreached`` None, as
+    in an eager step; a graph's backward would give zeros."""
     node = out.loss.grad_fn
     if node is None or not unreached:
         return

@@ -39,11 +39,11 @@ class Ranks:
     groups: tuple[dist.ProcessGroup, ...] = ()
 
     def sum(self, value: Tensor) -> Tensor:
-        """Return the sum of ``value`` over the ranks, on every rank; a collective."""
+        """Return the sum of ``value`` over the ranks; every rank has to call it."""
         return self._reduce(value, dist.ReduceOp.SUM)
 
     def max(self, value: Tensor) -> Tensor:
-        """Return the largest ``value`` over the ranks, on every rank; a collective."""
+        """Return the largest ``value`` over the ranks; every rank has to call it."""
         return self._reduce(value, dist.ReduceOp.MAX)
 
     def _reduce(self, value: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
@@ -79,7 +79,7 @@ def _group_of(model: Any) -> dist.ProcessGroup | None:
     if active is not None and any(p is parameter for p in active.parameters()):
         return _group_of_ddp(active)
     for module in model.modules():
-        if any(kind.__module__ == _REPLICATE for kind in type(module).__mro__):
+        if any(base.__module__ == _REPLICATE for base in type(module).__mro__):
             state = torch_private.replicate.state(module)
             if state.has_initialized:
                 return _group_of_ddp(state._ddp)
@@ -136,9 +136,10 @@ def has_tokens(batch: Mapping[str, Tensor]) -> bool:
 
 
 def raise_together(ranks: Ranks, check: Callable[[], object], device: torch.device) -> None:
-    """Call ``check``, and raise on every rank if it raises on any; a collective.
+    """Call ``check``, and raise an error on every rank if it raises one on any rank.
 
-    Without it, the other ranks would wait in the forward pass for the rank that raised.
+    Every rank has to call this function.  Without it, the other ranks would wait in the forward
+    pass for the rank that raised.
 
     Raises:
         ValueError: another rank's check raised.
@@ -148,10 +149,10 @@ def raise_together(ranks: Ranks, check: Callable[[], object], device: torch.devi
         check()
     except (TypeError, ValueError) as raised:
         error = raised
-    failed = bool(ranks.max(torch.tensor(int(error is not None), device=device)))
+    has_failed = bool(ranks.max(torch.tensor(int(error is not None), device=device)))
     if error is not None:
         raise error
-    if failed:
+    if has_failed:
         raise ValueError("another rank cannot use its batch; its own message says why")
 
 
@@ -194,8 +195,8 @@ def placeholder_row(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def nonfinite_layer(
     terms: Tensor, loss: Tensor, ranks: Ranks, rows: Tensor | None = None
 ) -> int | None:
-    """Return the index of the first layer whose term is not finite on any rank, or None if all
-    terms and the loss are finite; a collective.
+    """Return the index of the first layer whose term is not finite on any rank; None if all terms
+    and the loss are finite.  Every rank has to call it.
 
     Args:
         rows: mask of real tokens, ``[B, T]``. If one of its rows has no real token, the number of

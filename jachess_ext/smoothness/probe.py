@@ -152,8 +152,8 @@ def decision_slopes(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, 
     """
     batch = dict(batch)
     labels = batch.pop("labels", None)
-    hooked = leaf_embeddings(model, batch)
-    with torch.enable_grad(), in_mode(model, training=False), hooked as (batch, leaves):
+    embeddings_hook = leaf_embeddings(model, batch)
+    with torch.enable_grad(), in_mode(model, training=False), embeddings_hook as (batch, leaves):
         logits = model(**batch).logits
         if logits.ndim != 2:
             return {}

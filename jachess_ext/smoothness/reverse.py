@@ -59,7 +59,7 @@ _COMPOSED: dict[Function, Function] = {
 
 
 class ComposedNorms(TorchFunctionMode):
-    """Replace torch's layer and RMS norms by forms composed of plain operations."""
+    """A mode in which torch's layer and RMS norms are computed by plain operations."""
 
     def __torch_function__(
         self, func: Function, types: object, args: Args = (), kwargs: Named | None = None
@@ -199,7 +199,7 @@ def build_graph(
 
 
 def _jacobian(graph: Graph, block: Tensor) -> Tensor:
-    """Return ``[B, T]``, the norms ‖J_t‖ of a block."""
+    """Return the norms ‖J_t‖ of a block, ``[B, T]``."""
     # Drawn once for all tokens, and 0 at padding, so that the numbers of the real tokens do not
     # depend on the length of the padding.
     projections = graph.draw(block, graph.mask if block.shape[:2] == graph.mask.shape else None)
@@ -212,23 +212,23 @@ def _jacobian(graph: Graph, block: Tensor) -> Tensor:
 
 
 def _hessian(graph: Graph, block: Tensor) -> Tensor:
-    """Return ``[B, T]``, the sums over D of the norms ‖H_{t,j}‖ of a block."""
+    """Return the sums over D of the norms ‖H_{t,j}‖ of a block, ``[B, T]``."""
     width = block.shape[-1]
     ((indices, scale),) = sample_dimensions(
         [width], graph.settings, graph.random.dimensions, block.device
     )
-    chosen = range(width) if indices is None else indices.tolist()
+    output_indices = range(width) if indices is None else indices.tolist()
 
     def norm(t: int) -> Tensor:
         # Rows are independent: one double backward of their sum gives the squares of all rows.
-        squares = torch.stack([_hessian_squares(graph, block[:, t, j]) for j in chosen], -1)
+        squares = torch.stack([_hessian_squares(graph, block[:, t, j]) for j in output_indices], -1)
         return hessian_norm(squares, graph.settings, scale=scale)
 
     return graph.per_token(norm)
 
 
 def _hessian_squares(graph: Graph, outputs: Tensor) -> Tensor:
-    """Return ``[B]``: 1/p Σ_i ‖∂(v_i·∂z_j/∂x)/∂x‖², which estimates ‖∂²z_j/∂x²‖² of each row."""
+    """Estimate ‖∂²z_j/∂x²‖² of each row by 1/p Σ_i ‖∂(v_i·∂z_j/∂x)/∂x‖², ``[B]``."""
     gradient = graph.gradient(outputs.sum(), create_graph=True)
     if not gradient.requires_grad:  # z_j is linear in x
         return gradient.new_zeros(len(gradient))

@@ -114,7 +114,8 @@ class Randomness:
                 device.
             step: number of the training step or calibration batch, or an int64 scalar on the
                 model's device.
-            rank: rank of this process; ranks draw different directions, but the same D.
+            rank: rank of this process; ranks draw different directions, but the same sampled
+                dimensions D.
             calibrating: whether the numbers are for calibration, which draws other directions and
                 another D than training.
         """
@@ -126,8 +127,8 @@ class Randomness:
 
 
 def tokens_in_scope(mask: Tensor, scope: Scope) -> Tensor:
-    """Return ``[B, T]`` booleans: each row's real tokens in scope ("all", the "first" or the
-    "last")."""
+    """Return a mask of each row's real tokens in scope ("all", the "first" or the "last"),
+    ``[B, T]``."""
     if scope == "all":
         return mask
     rank = mask.long().cumsum(1)
@@ -151,8 +152,8 @@ def layer_indices(layers: Layers, count: int) -> list[int]:
             )
         return list(range(count))
     chosen = list(layers)
-    bad = [k for k in chosen if not isinstance(k, int) or not -count <= k < count]
-    if bad or not chosen:
+    invalid = [k for k in chosen if not isinstance(k, int) or not -count <= k < count]
+    if invalid or not chosen:
         raise ValueError(
             f"layers is {chosen}, but the model has blocks 0 to {count - 1}; expected a non-empty "
             "list of these, or 'all', or 'logits'"
@@ -172,7 +173,7 @@ def stack_equal_shapes(tensors: Sequence[Tensor]) -> list[Tensor]:
 def sample_dimensions(
     widths: Sequence[int], settings: Settings, counter: DrawCounter, device: torch.device
 ) -> list[tuple[Tensor | None, float]]:
-    """Draw the set D of output dimensions of each layer, and return it with the scale of its sum.
+    """Draw the set D of output dimensions of each layer, and return it with the factor of its sum.
 
     For each layer one normal number per dimension is drawn, and D is the set of the dimensions with
     the smallest numbers: every subset is equally likely, and D is the same on every device.  The

@@ -75,10 +75,10 @@ def seeded_rng(*key: int) -> Iterator[None]:
 
 
 class SeededOrder(Sampler[int]):
-    """Sampler in the order of a `LengthGroupedSampler` that depends on seed and epoch only.
+    """Sampler that orders rows as a `LengthGroupedSampler` does, by seed and epoch only.
 
-    A `LengthGroupedSampler` by itself draws from torch's global generator, so that a method's draws
-    would change the order of the next epoch, and so would resuming within an epoch.
+    `LengthGroupedSampler` itself draws from torch's global generator: the draws of a method, or
+    resuming within an epoch, would change the order of the next epoch.
     """
 
     def __init__(self, sampler: LengthGroupedSampler, seed: int) -> None:
@@ -189,8 +189,8 @@ class LeftPadding:
 
     Models that count positions from the first column (GPT-2, BERT) get positions counted from the
     mask; other models need none (rotary or relative positions, OPT, RoBERTa).  A head that uses the
-    first column (BERT's, RoBERTa's) gets padding there in any case.  Which kind of model it is is
-    determined on the first batch with left padding.
+    first column (BERT's, RoBERTa's) gets padding there in any case.  The first batch with left
+    padding determines which kind of model it is.
     """
 
     def __init__(self) -> None:
@@ -243,24 +243,25 @@ def drop_padding_targets(model: nn.Module, batch: dict[str, Tensor]) -> dict[str
     targets = labels.masked_fill(after_padding.to(labels.device), NO_LABEL)
     # No loss uses the first column, but the Trainer counts its label: put the first real token's
     # label there, as with right padding.
-    first = mask.bool().long().argmax(1, keepdim=True).to(labels.device)
-    targets[:, :1] = labels.gather(1, first)
+    first_token = mask.bool().long().argmax(1, keepdim=True).to(labels.device)
+    targets[:, :1] = labels.gather(1, first_token)
     return {**batch, "labels": targets}
 
 
 def is_causal(model: nn.Module) -> bool:
     """Return whether the model is a causal language model."""
     inner = without_peft(model)
-    listed = type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    return listed or getattr(inner, "loss_type", None) == "ForCausalLM"
+    is_listed = type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return is_listed or getattr(inner, "loss_type", None) == "ForCausalLM"
 
 
 def add_decoder_inputs(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """Return the batch with the ``decoder_input_ids`` that an encoder-decoder derives from labels
-    ``[B, T]``.
+    """Return the batch with ``decoder_input_ids``, computed from the labels ``[B, T]`` as an
+    encoder-decoder computes them; the batch of any other model is returned unchanged.
 
-    Without them a pass without labels (for label smoothing or a penalty) would have other inputs.
-    Blenderbot, M2M100 and others shift the labels by a function of their module, not by a method.
+    A pass without labels (for label smoothing or a penalty) then has the same decoder inputs as a
+    pass with labels.  Blenderbot, M2M100 and others shift the labels by a function of their module,
+    not by a method.
     """
     inner = cast("PreTrainedModel", without_peft(model))
     labels = batch.get("labels")

@@ -69,8 +69,10 @@ class StepLog:
 
 
 def flatten_figures(figures: Mapping[str, Tensor | float | None]) -> dict[str, float]:
-    """Return figures as log entries: ``{"jacobian": [a, b]}`` becomes ``{"jachess/jacobian_0": a,
-    "jachess/jacobian_1": b}``."""
+    """Return figures as the numbers of a log entry.
+
+    ``{"jacobian": [a, b]}`` becomes ``{"jachess/jacobian_0": a, "jachess/jacobian_1": b}``.
+    """
     logs: dict[str, float] = {}
     for name, value in figures.items():
         if isinstance(value, Tensor) and value.ndim:
@@ -137,8 +139,8 @@ class SmoothnessMonitor(_PeriodicCallback):
     """Measure a model's smoothness before training, every ``every`` steps, and at the end.
 
     The trained weights are bit for bit those of training without the callback.  In a run of several
-    processes each measures the same rows, since a single process cannot measure a sharded model,
-    and the first process logs the figures of `SmoothnessProbe`.
+    processes each process measures the same rows, since a single process cannot measure a sharded
+    model, and the first process logs the figures of `SmoothnessProbe`.
 
     Examples:
         >>> monitor = SmoothnessMonitor(batch, every=50)
@@ -174,7 +176,7 @@ class SmoothnessMonitor(_PeriodicCallback):
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """Return figures and "step" of each measurement."""
+        """Return a dict for each measurement: its figures by name, and its "step"."""
         return self.probe.history
 
     def plot(self, ax: Axes | None = None) -> Axes:

@@ -259,7 +259,7 @@ class MethodMixin(_Base):
         for part in sorted(set() if reached is None else self.method.active_parts() - reached):
             raise self.method.error(f"acts in {UNUSED_HINTS[part]}")
 
-    def _is_finite(self, task: Tensor, model: nn.Module, inputs: Batch) -> bool:
+    def _is_finite(self, task_loss: Tensor, model: nn.Module, inputs: Batch) -> bool:
         """Return whether the task loss is finite on every rank; a collective.
 
         True in fp16, whose loss scaling skips steps by itself, and for a batch without any label,
@@ -269,10 +269,10 @@ class MethodMixin(_Base):
             return True
         # All ranks must agree: DistributedDataParallel sums their gradients, and ranks in different
         # branches would wait for each other's collectives forever.
-        bad = ~torch.isfinite(task.detach()).all()
+        is_bad = ~torch.isfinite(task_loss.detach()).all()
         if isinstance(inputs.get("labels"), Tensor):
-            bad = bad & _has_labels(inputs)
-        return not int(ranks_of(model).max(bad.int()))
+            is_bad = is_bad & _has_labels(inputs)
+        return not int(ranks_of(model).max(is_bad.int()))
 
     def _skip_or_raise(self, task: Tensor, model: nn.Module) -> Tensor:
         """Return a zero loss, which skips the step of a non-finite task loss, or raise
@@ -464,23 +464,24 @@ class MethodMixin(_Base):
             return
         steps, count = self.args.gradient_accumulation_steps, self.args.world_size
         count = count if self.args.average_tokens_across_devices else 1
-        trouble = (
+        message = (
             f"num_items_in_batch and ignores it: of {steps} accumulation steps on {count} ranks "
             f"transformers' Trainer would make the task loss {steps * count} times too large"
         )
         if self.compute_loss_func is not None:
             raise ValueError(
-                f"compute_loss_func is given {trouble}; return the sum of the losses divided by it"
+                f"compute_loss_func is given {message}; return the sum of the losses divided by it"
             )
         warnings.warn(
-            f"the model accepts {trouble}; this trainer divides it. For a plain Trainer set "
+            f"the model accepts {message}; this trainer divides it. For a plain Trainer set "
             "model.accepts_loss_kwargs = False first",
             stacklevel=2,
         )
         self.model_accepts_loss_kwargs = False
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log an entry; to one with the training loss, add the figures' means since the last."""
+        """Log an entry; an entry with the training loss also gets the means of the method's figures
+        since the last such entry."""
         if "loss" in logs:
             logs = {**logs, **self.step_log.take(self.args.world_size)}
         super().log(logs, *args, **kwargs)
@@ -497,7 +498,10 @@ class MethodMixin(_Base):
             write_state(Path(folder, f"checkpoint-{self.state.global_step}", STATE), state)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load the method's state as well: resuming calls this method under every engine."""
+        """Load the optimizer, the scheduler and the method's state.
+
+        The Trainer calls this method whenever it resumes, also under DeepSpeed or FSDP.
+        """
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return

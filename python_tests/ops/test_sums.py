@@ -274,7 +274,7 @@ def test_the_engine_calls_the_operators(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_layout() -> None:
     layout = make_layout(6, 2, "sum", 4)
-    assert (layout.streams, layout.seconds, layout.first) == (8, 1, slice(1, 7))
+    assert (layout.streams, layout.num_second, layout.first) == (8, 1, slice(1, 7))
     assert layout.terms() == [(1, 1, 7), (2, 2, 7), (3, 3, 7), (4, 4, 7)]
     assert isinstance(JetTensor(torch.zeros(8, 2), layout), JetTensor)
     with pytest.raises(ValueError, match="8 streams"):

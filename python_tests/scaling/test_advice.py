@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jachess_ext._text import share
+from jachess_ext._text import percent
 from jachess_ext.scaling import LossTable, select
 from jachess_ext.scaling.advice import expected_regret, survivor_count
 from jachess_ext.scaling.predictive import Mixture, Student
@@ -103,7 +103,7 @@ def test_more_candidates_never_mean_fewer_survivors() -> None:
 def test_a_clear_choice_needs_no_run() -> None:
     found = select(CLEAR, target=1600)
     assert found.shortlist == ["a"] and found.expected_regret[0] < 0.001 and found.is_decided
-    chance = share(found.best_probabilities[0])
+    chance = percent(found.best_probabilities[0])
     assert found.advice == (
         f"a is the best with probability {chance}, and is expected within 0.1 % of the best: "
         "no further run is needed."
@@ -122,17 +122,17 @@ def test_the_fewest_within_the_tolerance_are_named_with_their_price() -> None:
         assert found.price == pytest.approx(price)
         survivors = found.survivors
         assert survivors == found.ranking[: len(survivors)] and 1 < len(survivors) < 12
-        price_of_run = sum(n[table.names.index(name)] for name in survivors) / n.sum() / 64
-        regret, regret_of_list = (share(np.expm1(found.expected_regret[k])) for k in (0, count - 1))
+        run_price = sum(n[table.names.index(name)] for name in survivors) / n.sum() / 64
+        regret, list_regret = (percent(np.expm1(found.expected_regret[k])) for k in (0, count - 1))
         *names, end = found.shortlist
         named = f"{', '.join(names)} and {end}" if count <= 4 else f"the first {count}"
         cost = f" Choosing {found.ranking[0]} now is expected to cost {regret}."
         assert found.advice.startswith(
-            f"The best of {named} is expected within {regret_of_list} of the best; training these "
-            f"{count} in full costs {share(price)} of all 12."
+            f"The best of {named} is expected within {list_regret} of the best; training these "
+            f"{count} in full costs {percent(price)} of all 12."
             + cost
             * bool(found.expected_regret[0] <= 0.1)
-            + f" Next, run the first {len(survivors)} on 1,600 ({share(price_of_run)} of training "
+            + f" Next, run the first {len(survivors)} on 1,600 ({percent(run_price)} of training "
             f"all in full); the other {12 - len(survivors)} are out."
         )
 

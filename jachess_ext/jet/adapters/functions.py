@@ -79,9 +79,9 @@ def forward_code(*functions: AutogradFunction) -> Iterator[None]:
     have no effect, as in any Function, and converting a jet to a number is refused.
 
     Do not name a Function whose backward differs from the derivative on purpose, such as a
-    straight-through estimator: the rounding in its forward has the derivative 0.  Nor a Function
-    whose ``forward`` depends on ``torch.is_grad_enabled()``, ``requires_grad`` or
-    ``ctx.needs_input_grad``, which may differ for a jet.
+    straight-through estimator: the rounding in its forward has the derivative 0.  Do not name a
+    Function whose ``forward`` depends on ``torch.is_grad_enabled()``, ``requires_grad`` or
+    ``ctx.needs_input_grad`` either, which may differ for a jet.
 
     With ``jvp(differentiable=False)`` the value and its gradient are those of ``apply``; only the
     tangent is that of the code.
@@ -147,7 +147,7 @@ def watch_functions() -> None:
 
 
 def _rebind_early_methods() -> None:
-    """Replace every ``apply`` that was bound before, as by ``f = Square.apply`` in a module.
+    """Replace every method ``apply`` that a program bound earlier, as by ``f = Square.apply``.
 
     The bound methods are found in namespaces of modules, objects and classes, in other dicts, lists
     and closures.  Tuples and `functools.partial` cannot be changed; calls through these with a jet
@@ -227,8 +227,8 @@ _GRAPHLESS = (*(bool, int, float, complex, str, type(None)), type, torch.dtype, 
 
 
 def _apply_with_jvp(function: AutogradFunction, args: Args, kwargs: Named) -> object:
-    """Return a Function's outputs as jets, whose tangents its ``jvp`` computes, one direction at a
-    time."""
+    """Return a Function's outputs as jets, with tangents computed by the Function's ``jvp``, one
+    direction at a time."""
     jets = [arg for arg in args if isinstance(arg, JetTensor)]
     layout = common_layout(*jets)
     if layout.order == 2:

@@ -171,14 +171,14 @@ def liger_rope(options: Options) -> tuple[Tensor, Tensor]:
     """Apply rotary embeddings to the first ``rotary_dim`` entries of queries and keys
     ``[B, H, T, d]``."""
     rotary_dim = options.get("rotary_dim") or options["cos"].shape[-1]
-    half, head_dim = rotary_dim // 2, options["unsqueeze_dim"]
+    half_dim, head_dim = rotary_dim // 2, options["unsqueeze_dim"]
     # cos and sin are [T, r] or [B, T, r], perhaps with a dimension of the heads; both halves along
     # r are equal.
-    angles = [options[name][..., :half] for name in ("cos", "sin")]
+    angles = [options[name][..., :half_dim] for name in ("cos", "sin")]
     cos, sin = ((a.squeeze(head_dim) if a.ndim == 4 else a).unsqueeze(-3) for a in angles)
 
     def rotate(x: Tensor) -> Tensor:
-        first, second, remainder = x.split([half, half, x.shape[-1] - rotary_dim], -1)
+        first, second, remainder = x.split([half_dim, half_dim, x.shape[-1] - rotary_dim], -1)
         pieces = [first * cos - second * sin, second * cos + first * sin, remainder]
         out = torch.cat(pieces, -1).to(x.dtype)
         return out.transpose(1, 2).contiguous().transpose(1, 2)  # the strides of Liger's result

@@ -39,8 +39,10 @@ _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 class _FrozenLinear(torch.autograd.Function):
-    """Product of streams ``[S, ..., k]`` with Ŵᵀ, with the bias ``[n]`` added to stream 0;
-    Ŵ ``[n, k]`` gets no gradient."""
+    """Compute the product of streams ``[S, ..., k]`` and Ŵᵀ, with the bias ``[n]`` in stream 0.
+
+    Ŵ ``[n, k]`` gets no gradient.
+    """
 
     @staticmethod
     def forward(streams: Tensor, bias: Tensor | None, dequantise: Dequantise) -> Tensor:
@@ -95,8 +97,8 @@ def quantised_linear(
 
 
 def _rounds_input(weight: Tensor) -> bool:
-    """Return whether a torchao weight makes its layer scale or round its input: then it has an
-    attribute ``act...`` for that."""
+    """Return whether a torchao weight has a setting ``act...``, by which its layer scales or rounds
+    its input."""
     return any(
         value is not None and value != weight.dtype
         for name, value in vars(weight).items()
@@ -135,7 +137,7 @@ def make_overridable(function: Function, rule: Callable[..., JetTensor]) -> Func
     for the wrapper.
 
     Args:
-        rule: the rule; its first argument is ``function``, its others are those of the call.
+        rule: the rule, which is called with ``function`` and then the arguments of the call.
     """
 
     @functools.wraps(function)

@@ -82,8 +82,8 @@ def pack(value: object, outer_codes: list[types.CodeType], objects: list[object]
     """Return a value as inputs of a non-strict region.
 
     Args:
-        outer_codes: the code objects of the functions whose closures hold the value; a function
-            among them closes over itself, which is refused.
+        outer_codes: the code objects of the functions whose closures hold the value.  If ``value``
+            is one of these functions, it closes over itself, which is refused.
         objects: a list to which the modules and objects in the value are appended: the region
             reads their attributes.
     """
@@ -172,19 +172,20 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
 
 
 def _guard_identity(context: ComptimeContext) -> None:
-    """Guard the identity of the caller's local variable ``value``: of a class in a closure, dynamo
-    guards that it is a class."""
+    """Guard the identity of the caller's local variable ``value``.
+
+    By itself dynamo guards only that a class in a closure is a class, not which one it is.
+    """
     tracker = context.get_local("value")._i_will_not_complain_if_bc_breaks_VariableTracker()
     if (source := tracker.realize().source) is not None:
         install_guard(source.make_guard(GuardBuilder.ID_MATCH))
 
 
 def _trace_reader(context: ComptimeContext) -> None:
-    """Append the `_readers` of the caller's local variable ``value`` to its local variable
-    ``readers``, both as variables of dynamo.
+    """Append the reader (`_readers`) of the function ``value`` to the list ``readers``.
 
-    A function that is defined within the graph is no Python object yet, so that Python cannot read
-    its closure.
+    Both are local variables of the caller, and here variables of dynamo: a function that is defined
+    within the graph is no Python object yet, so that Python cannot read its closure.
     """
     value: Any
     readers: Any
@@ -207,11 +208,12 @@ def _trace_reader(context: ComptimeContext) -> None:
 
 
 def _readers(function: types.FunctionType) -> list[types.FunctionType]:
-    """Return a list with the reader of a function: another function, with the same closure, that
-    returns the name of the function's builder and the arguments of the builder (the values of the
-    closure, the defaults, and the global variables that the function reads).
+    """Return a list that holds the reader of a function; for a function of torch, twice itself.
 
-    A function of torch is a constant and needs no reader; it is marked by a list of two.
+    The reader is another function with the same closure.  It returns the name of the function's
+    builder and the arguments of the builder: the values of the closure, the defaults, and the
+    global variables that the function reads.  A function of torch is a constant and needs no
+    reader.
     """
     if function.__code__.co_filename.startswith(TORCH_FOLDER):
         return [function, function]
@@ -227,11 +229,11 @@ def _readers(function: types.FunctionType) -> list[types.FunctionType]:
 def _reader_code(
     code: types.CodeType, variables: dict[str, Any], num_defaults: int, keywords: Iterable[str]
 ) -> types.CodeType:
-    """Return the code of the reader of a function (`_readers`), and register its builder.
+    """Register the builder of a function, and return the code of its reader (`_readers`).
 
     Args:
         code: the code of the function.
-        variables: its global variables.
+        variables: the function's global variables.
         num_defaults: the number of its positional defaults.
         keywords: the names of its keyword defaults.
     """
@@ -281,8 +283,9 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 
 def _may_change(value: object, variables: dict[str, Any]) -> bool:
-    """Return whether the value of a global variable has to be guarded; not so a module or a
-    function of another file.
+    """Return whether the value of a global variable has to be guarded.
+
+    Modules, and functions of other files, are taken for constants.
 
     Args:
         variables: the global variables of the file.
@@ -302,7 +305,7 @@ def _register_constant(value: object) -> str:
 
 @opaque_to_dynamo
 def _register_object(value: object) -> str:
-    """Return the name of a builder that returns this object, to which it has a weak reference."""
+    """Return the name of a builder that returns this object, held by a weak reference."""
     name = f"object {id(value)}"
     reference = weakref.ref(value)
     _BUILDERS[name] = lambda *modules: reference()

@@ -50,7 +50,7 @@ def modules_in(value: object, ids: list[int]) -> list[nn.Module]:
     """Return the modules that an object holds at any depth, without their submodules.
 
     Args:
-        ids: ids of the objects already visited, to which those of this object are added.
+        ids: ids of the objects already visited; the ids of the objects in ``value`` are added.
     """
     if isinstance(value, nn.Module):
         return [value]
@@ -88,7 +88,7 @@ def _collect_settings(value: object, numbers: list[Number], ids: list[int]) -> N
     """Append the numbers, booleans and strings in a value to ``numbers``.
 
     Args:
-        ids: ids of the objects already visited, to which those in ``value`` are added.
+        ids: ids of the objects already visited; the ids of the objects in ``value`` are added.
     """
     if isinstance(value, NUMBERS):
         numbers.append(value)
@@ -145,8 +145,8 @@ def _slots(cls: type) -> list[str]:
         for name in _as_names(vars(base).get("__slots__", ()))
         if name not in ("__dict__", "__weakref__")
     ]
-    mangled = [(f"_{base.__name__.lstrip('_')}{name}", name) for base, name in names]
-    return [m if n.startswith("__") and not n.endswith("__") else n for m, n in mangled]
+    mangled_pairs = [(f"_{base.__name__.lstrip('_')}{name}", name) for base, name in names]
+    return [m if n.startswith("__") and not n.endswith("__") else n for m, n in mangled_pairs]
 
 
 def _as_names(slots: str | Iterable[str]) -> tuple[str, ...]:
@@ -175,7 +175,7 @@ def _find_unguarded(value: object, ids: list[int], path: str) -> tuple[type, str
     None if there is none.
 
     Args:
-        ids: ids of the objects already visited, to which those in ``value`` are added.
+        ids: ids of the objects already visited; the ids of the objects in ``value`` are added.
         path: the path of ``value``, such as ``Model._modules.head``.
     """
     cls = type(value)
@@ -201,8 +201,8 @@ def _find_unguarded(value: object, ids: list[int], path: str) -> tuple[type, str
 
 
 def _extra_attributes(container: object) -> list[object]:
-    """Return the attributes of a container, partial or tensor, such as those of diffusers'
-    FrozenDict; without booleans, and without attributes that are also items."""
+    """Return the attributes that a container, partial or tensor has beside its items, as diffusers'
+    FrozenDict has; without booleans, and without attributes that are also items."""
     items = container if isinstance(container, dict) else {}
     return [
         value
@@ -214,11 +214,11 @@ def _extra_attributes(container: object) -> list[object]:
 
 @contextmanager
 def refuse_attribute_writes(fn: Function) -> Iterator[None]:
-    """Context manager around a traced run of ``fn``: undo its writes into attributes and closures,
-    which a graph cannot do, and raise JetGraphError if there were any.
+    """Return a context for a traced run of ``fn`` that undoes its writes into attributes and
+    closures, which a graph cannot do, and raises JetGraphError if there were any.
 
-    If a tensor was replaced by another tensor, that is undone without an error: the hooks of
-    weight_norm do so at each call, and a graph that used the new tensor would be refused.
+    The replacement of a tensor by another tensor is undone without an error: the hooks of
+    weight_norm replace one at each call, and a graph that used the new tensor would be refused.
     """
     copies: list[tuple[Any, Any]] = []
     all_cells: list[tuple[str, types.CellType, object]] = []
@@ -272,8 +272,8 @@ def _is_same(a: object, b: object) -> bool:
 
 
 def _is_python_class(cls: type) -> bool:
-    """Return whether instances of a class hold only attributes, as those of Python classes do, and
-    no data that only C code can read."""
+    """Return whether all data of a class's instances are attributes, as for a class written in
+    Python, and none is readable by C code only."""
     is_heap_type = cls.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE
     num_pointers = len(_slots(cls)) + 2  # the two are __dict__ and __weakref__
     size = object.__basicsize__ + num_pointers * tuple.__itemsize__

@@ -58,7 +58,7 @@ def jet_in_graph(
         order = constant if order == constant else order
     squares = None if squares is None else int(squares)
     stacks = _jet_region(pack_call(fn), x, directions, order, second, _encode_none(squares))
-    raise_error(stacks)
+    raise_if_error(stacks)
     count = pytree.tree_leaves(directions)[0].shape[0]
     layout = make_layout.__wrapped__(count, order, second, squares)
 
@@ -84,7 +84,7 @@ def jvp_in_graph(
     """
     tangents = _encode_none(tangents)
     outputs = _jvp_region(pack_call(fn), primals, tangents, has_aux, differentiable, is_second_run)
-    raise_error(outputs)
+    raise_if_error(outputs)
     return outputs
 
 
@@ -137,7 +137,7 @@ def _decode_none(value: T) -> T:
     )
 
 
-def raise_error(result: object) -> None:
+def raise_if_error(result: object) -> None:
     if isinstance(result, dict):
         for key in result:
             if isinstance(key, str) and key.startswith(_ERROR_PREFIX):
@@ -212,8 +212,8 @@ def _open_pass(fn: Function, layout: JetLayout, inputs: object) -> Iterator[None
 
 @torch._dynamo.disable
 def return_error(run: Callable[[], Any], inputs: object) -> Any:
-    """Return ``run()``; if it raises an error in a traced region, return a dict whose key is the
-    message.
+    """Return ``run()``; if it raises an error in a traced region, return a dict with the message as
+    its key, for `raise_if_error`.
 
     Dynamo drops the messages of errors that a non-strict region raises, but not the structure of
     its result.
@@ -236,8 +236,8 @@ def return_error(run: Callable[[], Any], inputs: object) -> Any:
 
 @contextmanager
 def refuse_captured() -> Iterator[None]:
-    """Context manager in which tensors that are no inputs of the graph raise an error: the graph of
-    a non-strict region would hold them as constants."""
+    """Return a context in which a tensor that is no input of the graph raises an error, as the
+    graph of a non-strict region would hold the tensor as a constant."""
     former = fake_tensor_tls.allow_non_fake_inputs_override
     fake_tensor_tls.allow_non_fake_inputs_override = False
     try:

@@ -48,8 +48,10 @@ def is_apply(function: Function) -> bool:
 
 
 def count_surrounding_functions() -> int | None:
-    """Return the number of autograd Functions whose forward is running; None where forward mode is
-    on, so that there is none."""
+    """Return the number of autograd Functions whose forward is running.
+
+    None if forward mode is on, in which case there is none.
+    """
     return None if forward_mode_is_on() else len(_running_forwards())
 
 
@@ -58,7 +60,7 @@ def refuse_opaque_functions(
 ) -> None:
     """Refuse a call from within an autograd Function whose forward began after the pass.
 
-    Reentrant checkpointing is such a Function, too.  Called only where forward mode is off.
+    Reentrant checkpointing is such a Function, too.  Call this only if forward mode is off.
 
     Args:
         function: the torch function that was called with ``args``.
@@ -139,8 +141,11 @@ def _running_forwards() -> list[FrameType]:
 
 @functools.lru_cache(maxsize=1)
 def _forward_codes(newest_class: type) -> frozenset[CodeType | None]:
-    """Return the code objects of all Functions' ``forward``; cached until another class is
-    defined, which is the argument then."""
+    """Return the code objects of all Functions' ``forward``.
+
+    Args:
+        newest_class: the last Function that was defined, the key of the cache.
+    """
     return frozenset(_forward_code(function) for function in _subclasses())
 
 

@@ -27,8 +27,8 @@ def mark_constant(tensor: Tensor) -> None:
 
 
 def unmark_constant(tensor: Tensor) -> None:
-    """Record that the storage of a tensor is that of a constant no longer, since a derivative may
-    be written into it."""
+    """Record that the storage of a tensor is no constant's any more, as a derivative may be
+    written into it."""
     if _STORAGES and (storage := storage_id(tensor)) is not None:
         _STORAGES.pop(storage, None)
 

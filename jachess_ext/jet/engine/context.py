@@ -95,7 +95,7 @@ def call_rule(function: Callable, rule: Callable, args: tuple, kwargs: dict) -> 
 
 
 def _on_gpu(device: str) -> bool:
-    """Return whether autocast's lists for CUDA apply to a device type, as for any accelerator."""
+    """Return whether autocast uses its lists for CUDA on a device type, as on any accelerator."""
     return device != "cpu"
 
 
@@ -113,8 +113,9 @@ def _cast_kind(function: Callable, on_gpu: bool) -> str | None:
 def _is_engine_rule(rule: Callable) -> bool:
     """Return whether a rule needs the casts of this file.
 
-    A user's rule does not: it calls torch's functions under torch's autocast.  Nor does the
-    forward-mode rule: it calls the function itself, whose arguments autocast casts.
+    A user's rule needs none, as it calls torch's functions under torch's autocast.  The
+    forward-mode rule needs none either, as it calls the function itself, whose arguments autocast
+    casts.
     """
     return rule.__module__.startswith(_JET_PACKAGE) and not hasattr(rule, "under_autocast")
 
@@ -137,7 +138,8 @@ def _is_jet(tensor: Tensor) -> bool:
 def _autocast_casts(tensor: Tensor, device: str) -> bool:
     """Return whether autocast for this device type casts a tensor.
 
-    It casts neither float64 nor wrappers of other tensors (quantised ones), which their rules cast.
+    It does not cast float64, nor tensor subclasses that wrap others, such as quantised tensors,
+    whose rules cast them.
     """
     has_cast_dtype = tensor.dtype.is_floating_point and tensor.dtype != torch.float64
     is_wrapper = not _is_jet(tensor) and torch_private.is_traceable_wrapper_subclass(tensor)

@@ -57,7 +57,7 @@ class Deferred:
         self._grad_enabled, self._hooks = torch.is_grad_enabled(), _saving_hooks()
 
     def has_same_context(self) -> bool:
-        """Return whether the gradient mode and the innermost checkpoint are those in which the jet
+        """Return whether the gradient mode and the innermost checkpoint are as when the jet
         was deferred."""
         return self._grad_enabled == torch.is_grad_enabled() and self._hooks == _saving_hooks()
 
@@ -99,8 +99,8 @@ class Deferred:
 def _saving_hooks() -> tuple[Function, Function] | None:
     """Return the innermost pair of hooks through which autograd saves tensors, or None.
 
-    Non-reentrant checkpointing sets a new pair for every call and every recomputation, so that
-    equal pairs mean the same checkpoint.
+    Non-reentrant checkpointing sets a new pair for every call and every recomputation, so that two
+    calls with the same pair are in the same checkpoint.
     """
     return torch_private.autograd._top_saved_tensors_default_hooks(True)
 

@@ -52,8 +52,8 @@ class DerivativeTensor(torch.Tensor):
         raise NotImplementedError
 
     def replace_tensor(self, plain: Tensor) -> None:
-        """Put this tensor into the Python object of the plain tensor, so that all variables that
-        hold the plain tensor now hold this one.
+        """Swap this tensor into the Python object of the plain tensor, so that all variables that
+        hold the plain tensor hold this tensor.
 
         Raises:
             RuntimeError: autograd or a weak reference holds the plain tensor.
@@ -223,8 +223,8 @@ def convert_buffer(args: tuple, kwargs: Named) -> None:
 
 
 def _is_shared(args: tuple) -> bool:
-    """Return whether anything but local variables of running functions may refer to
-    ``args[0]``."""
+    """Return whether ``args[0]`` may be referred to by anything except local variables of running
+    functions."""
     holders = [h for h in gc.get_referrers(args[0]) if h is not args]
     return gc.get_freeze_count() > 0 or any(  # referrers that are frozen are not listed
         not isinstance(holder, tuple | dict)
@@ -237,9 +237,11 @@ def _is_shared(args: tuple) -> bool:
 # ---- masks of a class of their own ------------------------------------------------------------
 
 
-def mask_result(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) -> object:
-    """Return the attention that the class of its mask computes, if that is a subclass of Tensor
-    with a ``__torch_function__`` of its own (such as torch's CausalBias); else NotImplemented.
+def call_mask(func: Callable, types: Sequence[type], args: tuple, kwargs: Named) -> object:
+    """Return the attention as computed by the ``__torch_function__`` of the mask's class.
+
+    NotImplemented if that class is no subclass of Tensor with a ``__torch_function__`` of its own,
+    such as torch's CausalBias.
 
     Raises:
         MissingJetRule: the class's ``__torch_function__`` returns NotImplemented.

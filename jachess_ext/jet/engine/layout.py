@@ -31,11 +31,11 @@ class Pass:
     Attributes:
         ended: whether the function has returned.
         jets: the jets that exist, by id.
-        saved_for_backward: ids of the storages of jets that were arguments of a function, which may
-            have saved them for backward.
+        saved_for_backward: ids of the storages of all jets that a function received as arguments
+            and may have saved for backward.
         aliased: storages that a jet shares with a plain tensor (by `Tensor.detach`), by id.
         is_detached: whether `Tensor.detach` was called on any jet.
-        forward_code: the Functions that `forward_code` names around the pass; a backward that
+        forward_code: the Functions with the setting `forward_code` around the pass; a backward that
             recomputes a checkpoint uses them, too.
         overlapping: storages into which no write is allowed, by id: those of expanded inputs, and
             of copies where torch returns a view.
@@ -140,16 +140,18 @@ _OPERATORS: ContextVar[bool] = ContextVar("jachess_ext.operators", default=True)
 def operators_enabled() -> bool:
     """Return whether a pass that begins now uses the compiled operators of `jachess_ext.ops`.
 
-    Called once a pass (`JetLayout.begin`), so that a backward that recomputes a checkpoint, after
-    the context has ended or on another thread, uses the same rules as the forward.
+    `JetLayout.begin` calls it once in a pass: a backward that recomputes a checkpoint, after the
+    context has ended or on another thread, then uses the same rules as the forward.
     """
     return _OPERATORS.get()
 
 
 @contextmanager
 def composed_rules() -> Iterator[None]:
-    """Compute jets without the compiled operators, in passes that begin within this context and in
-    their backward: rules are then composed of torch functions.  For checks and benchmarks.
+    """Compute jets without the compiled operators, by rules composed of torch functions.
+
+    It holds for passes that begin within this context, and for their backward.  Use it for checks
+    and benchmarks.
 
     Examples:
         >>> with composed_rules():

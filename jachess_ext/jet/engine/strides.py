@@ -250,8 +250,8 @@ def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def match_input_layout(stack: Tensor, x: Tensor) -> Tensor:
     """Return the stack ``[S, *x.shape]`` with the strides of x in every stream.
 
-    `Tensor.reshape` of the stack then copies exactly if it would copy x.  The stack of an expanded
-    x is dense.
+    `Tensor.reshape` then copies the stack if and only if it copies x.  If x is expanded, its stack
+    is dense.
     """
     if x.is_contiguous() or transformed():
         return stack
@@ -352,8 +352,10 @@ def _torch_layouts(
 
 
 def _primal(tensor: Tensor) -> Tensor:
-    """Return the primal of a jet, and other tensors unchanged; for a deferred jet, which stays
-    deferred, zeros of its shape."""
+    """Return the primal of a jet, and other tensors unchanged.
+
+    For a deferred jet, return zeros of its shape: computing its primal would end the deferral.
+    """
     if not _is_jet(tensor):
         return tensor
     if tensor.streams_if_computed is None:
@@ -380,8 +382,8 @@ def _match_layouts(result: object, layouts: Iterator[Layout], tensors: list[Tens
 
 
 def _match_layout(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Jet:
-    """Return a jet with the strides of torch's result, in the storage that torch's result
-    shares."""
+    """Return a jet with the strides of torch's result, as a view of the argument with which torch's
+    result shares its storage."""
     if any(jet is tensor for tensor in tensors):
         return jet
     if jet.streams_if_computed is None and layout.source is None:

@@ -16,11 +16,11 @@ from .context import call_rule, without_autocast
 from .deferred import Deferred, Pattern
 from .derivative import (
     DerivativeTensor,
+    call_mask,
     carries_derivatives,
     check_call,
     check_complex,
     check_pass,
-    mask_result,
 )
 from .layout import JetLayout, Pass, replace_tensors
 from .registry import original_function, require_rule
@@ -97,7 +97,7 @@ class JetTensor(DerivativeTensor):
         return cast(Tensor, self._streams)
 
     def make_contiguous(self) -> None:
-        """Make a deferred jet compute contiguous streams, whatever the strides of its sources."""
+        """Have a deferred jet compute contiguous streams, whatever the strides of its sources."""
         assert self._deferred is not None
         self._deferred.contiguous = True
 
@@ -107,7 +107,7 @@ class JetTensor(DerivativeTensor):
         return self._streams
 
     def set_streams(self, streams: Tensor) -> None:
-        """Set the streams: those of a deferred jet, or a copy in a new storage before a write."""
+        """Set the streams: the computed streams of a deferred jet, or a copy before a write."""
         self._streams, self._deferred = streams, None
         _PENDING.jets.pop(id(self), None)
 
@@ -115,9 +115,9 @@ class JetTensor(DerivativeTensor):
     def pattern(self) -> Pattern | None:
         """Return the pattern of a deferred jet; None once it has its streams.
 
-        Also None if the gradient mode differs from the one in which the jet was deferred: an
-        operator that fused with it would record gradients that the model switched off, or lose
-        gradients.  And None if a checkpoint began or ended in between (see `Deferred.make`).
+        Also None if the gradient mode has changed since the jet was deferred, as a fused operator
+        would record gradients that the model switched off, or lose gradients; and if a checkpoint
+        began or ended since then (see `Deferred.make`).
         """
         deferred = self._deferred
         return deferred.pattern if deferred is not None and deferred.has_same_context() else None
@@ -187,7 +187,7 @@ class JetTensor(DerivativeTensor):
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         func, kwargs = original_function(func), kwargs or {}
-        if len(types) > 1 and (out := mask_result(func, types, args, kwargs)) is not NotImplemented:
+        if len(types) > 1 and (out := call_mask(func, types, args, kwargs)) is not NotImplemented:
             return out
         check_call(cls, func, types, args, kwargs)
         result = call_on_constants(func, args, kwargs, DerivativeTensor)

@@ -27,11 +27,11 @@ from ..engine.constants import call_on_constants, is_constant, mark_constant, un
 from ..engine.context import call_rule
 from ..engine.derivative import (
     DerivativeTensor,
+    call_mask,
     carries_derivatives,
     check_call,
     check_complex,
     check_pass,
-    mask_result,
 )
 from ..engine.errors import missing_rule
 from ..engine.kinds import LINEAR, PRODUCTS, QUOTIENTS, SUMS, VIEWS
@@ -48,8 +48,8 @@ class DualPass:
 
     Attributes:
         layout: layout of the jets that rules are called with.
-        read_only: storages of primals into which no write is allowed, by id, since a write would
-            miss some tangents: those of expanded primals, and of views whose tangent is a copy.
+        read_only: storages of primals into which no write is allowed, by id: those of expanded
+            primals, and of views whose tangent is a copy.  A write would miss some tangents.
     """
 
     def __init__(self, layout: JetLayout) -> None:
@@ -62,7 +62,7 @@ class DualPass:
 
 
 class DualTensor(DerivativeTensor):
-    """x + ε t, with shape, dtype, device and graph of x.
+    """A dual tensor x + ε t, with the shape, dtype, device and graph of x.
 
     Args:
         primal: x, a plain tensor, which may have a graph.
@@ -104,8 +104,8 @@ class DualTensor(DerivativeTensor):
         return DualTensor(value, torch.zeros_like(value, requires_grad=False), self.dual_pass)
 
     def with_primal(self, primal: Tensor) -> DualTensor:
-        """Return a dual tensor with another primal of this shape, and with this tangent, cast to
-        the primal's dtype."""
+        """Return a dual tensor with another primal of the same shape, and the same tangent, cast to
+        the new primal's dtype."""
         return DualTensor(primal, self.tangent.to(primal.dtype), self.dual_pass)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
@@ -116,7 +116,7 @@ class DualTensor(DerivativeTensor):
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> object:
         func, kwargs = original_function(func), kwargs or {}
-        if len(types) > 1 and (out := mask_result(func, types, args, kwargs)) is not NotImplemented:
+        if len(types) > 1 and (out := call_mask(func, types, args, kwargs)) is not NotImplemented:
             return out
         check_call(cls, func, types, args, kwargs)
         result = call_on_constants(func, args, kwargs, DerivativeTensor)
@@ -255,7 +255,7 @@ def _sum(func: Callable, args: tuple, kwargs: dict) -> object:
 
 @register_tangent(*PRODUCTS, torch.Tensor.__rmatmul__)
 def _product(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Compute the tangent a₁ b₀ + a₀ b₁ of a function that is linear in each factor."""
+    """Compute a function that is linear in each factor; its tangent is a₁ b₀ + a₀ b₁."""
     duals = _find_duals(args, kwargs)
     if len(args) != 2 or kwargs:
         return NotImplemented
@@ -289,7 +289,7 @@ def _cat(func: Callable, args: tuple, kwargs: dict) -> object:
 
 @register_tangent("linear", "conv1d", "conv2d", "conv3d")
 def _affine(func: Callable, args: tuple, kwargs: dict) -> object:
-    """Apply the function to the tangent without the bias."""
+    """Apply an affine function to the primal; apply it without its bias to the tangent."""
     names = ("input", "weight", "bias")
     options = dict(zip(names, args, strict=False)) | kwargs
     dual, weight, bias = (options.pop(name, None) for name in names)
@@ -354,8 +354,8 @@ def _gumbel_softmax(func: Callable, args: tuple, kwargs: dict) -> object:
 
 
 def _draw_tangent(func: Callable, args: tuple, kwargs: dict) -> Tensor:
-    """Return the tangent, computed by the jet rule, and restore the random generator for the
-    primal."""
+    """Return the tangent, computed by the jet rule; restore the random generator afterwards, so
+    that the primal is computed with the same random numbers."""
     dual = _find_duals(args, kwargs)[0]
     devices = [dual.device] if dual.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):

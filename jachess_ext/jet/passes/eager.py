@@ -127,7 +127,7 @@ class Inputs:
 
 
 def check_inputs(x: object, directions: object, *, check_values: bool) -> Inputs:
-    """Return x and its directions as lists of tensors, with the checks that `jet` documents.
+    """Check the arguments as `jet` documents; return x and its directions as lists of tensors.
 
     Args:
         check_values: whether to refuse NaN and infinity, for which the values of x are read.
@@ -203,8 +203,8 @@ def jet_at(
     """
     # x + Σ ε_i u_i is linear in ε, so its second-order streams are 0; those of fn(x) are not.
     streams = [x.unsqueeze(0), directions, *([] if extra is None else [extra.unsqueeze(0)])]
-    if layout.seconds:
-        streams.append(x.new_zeros(layout.seconds, *x.shape))
+    if layout.num_second:
+        streams.append(x.new_zeros(layout.num_second, *x.shape))
     with without_autocast(x.device.type):
         jet = JetTensor(match_input_layout(torch.cat(streams), x), layout)
     # The stack of an expanded x is dense: a write would change one entry, where torch changes all
@@ -227,8 +227,9 @@ def check_directions(directions: object, x: Tensor, name: str, first_directions:
     """Refuse directions that do not fit a tensor of x.
 
     Args:
-        x: this tensor, and ``name`` its name in messages.
-        first_directions: the directions of the first tensor of x, which set the number of
+        x: the tensor of x.
+        name: its name in messages.
+        first_directions: the directions of the first tensor of x, which determine the number of
             directions.
 
     Raises:
@@ -381,7 +382,7 @@ def attach_tangents(
     dual_pass = DualPass(layout)
 
     # Class labels and token ids may stand among the primals, with None or zeros as tangents.
-    def start(name: str, point: Tensor, step: object) -> Tensor:
+    def attach(name: str, point: Tensor, step: object) -> Tensor:
         if _is_label(point):
             if not (step is None or (isinstance(step, int) and step == 0) or _is_zero(step, point)):
                 raise TypeError(
@@ -394,7 +395,7 @@ def attach_tangents(
             return jet_at(point, tangent.unsqueeze(0), layout)
         return _make_dual(point, tangent, dual_pass)
 
-    leaves = [start(*point, step) for point, step in zip(points, steps, strict=True)]
+    leaves = [attach(*point, step) for point, step in zip(points, steps, strict=True)]
     return torch_private.pytree.tree_unflatten(leaves, structure), layout
 
 
@@ -473,7 +474,7 @@ def output_and_aux(result: object) -> tuple[object, object]:
 
 
 def refuse_non_tensor(leaf: object) -> None:
-    """Return None for None, which ``fn`` may return beside tensors; else raise TypeError.
+    """Raise TypeError unless the leaf is None, which ``fn`` may return beside tensors.
 
     Args:
         leaf: a leaf of the result of ``fn`` that is no tensor.

@@ -23,8 +23,10 @@ _groups: dict[dist.ProcessGroup, None] = {}
 
 @contextmanager
 def collect_groups() -> Iterator[list[dist.ProcessGroup]]:
-    """Yield a list to which, when the context ends, the process groups of the wrapped modules that
-    were called with jets within the context are added."""
+    """Return a context that yields a list of process groups, which is filled when the context ends.
+
+    These are the groups of the wrapped modules that were called with jets within the context.
+    """
     groups: list[dist.ProcessGroup] = []
     _groups.clear()
     try:
@@ -50,8 +52,8 @@ def jets_through_fsdp() -> Iterator[None]:
 
     The hooks gather and free weights when gradients of a module's inputs and outputs are computed,
     and free weights after its forward.  They need the tensors that autograd records: the stack of a
-    jet, or the primal of a dual tensor, not the wrapper.  And a deferred jet has to be computed
-    before its weights are freed.
+    jet, or the primal of a dual tensor, not the wrapper.  A deferred jet has to be computed before
+    its weights are freed.
     """
     replaced_hooks: list[tuple[dict[int, Function], int, Function]] = []
     for module in _sharded_modules():
@@ -131,16 +133,19 @@ def _wrap_pre_hook(hook: Callable) -> Function:
 
 def _wrap_hook(hook: Callable) -> Function:
     def wrapper(module: nn.Module, args: Args, output: T) -> T:
-        plain, rebuild = _unwrap_jets(output)
+        plain, rebuilds = _unwrap_jets(output)
         result = hook(module, args, plain)
-        return _rewrap_jets(plain if result is None else result, rebuild)
+        return _rewrap_jets(plain if result is None else result, rebuilds)
 
     return wrapper
 
 
 def _unwrap_jets(value: T) -> tuple[T, list[Rebuild]]:
-    """Replace jets in a nest by their plain tensors; also return, for each tensor of the nest, the
-    function that makes a jet of it again."""
+    """Replace the jets in a nest by their plain tensors.
+
+    Returns:
+        The nest of plain tensors; and for each tensor a function that rebuilds the jet from it.
+    """
     rebuild: list[Rebuild] = []
 
     def unwrap(tensor: Tensor) -> Tensor:

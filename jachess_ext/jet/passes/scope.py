@@ -66,7 +66,7 @@ _requires_grad_ = Tensor.requires_grad_
 
 
 def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
-    """Set ``requires_grad``, as the method of `Tensor` that this function replaces.
+    """Set ``requires_grad`` like the method of `Tensor` that this function replaces.
 
     Raises:
         RuntimeError: a pass that is open on this thread has detached a tensor, and this tensor did
@@ -90,7 +90,7 @@ def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
 
 
 def _set_data(self: Tensor, value: Tensor) -> None:
-    """Set ``self.data``, as the setter of `Tensor` that this function replaces.
+    """Set ``self.data`` like the setter of `Tensor` that this function replaces.
 
     Raises:
         RuntimeError: the value carries derivatives; torch would use the wrapper as memory, and the

@@ -67,8 +67,8 @@ def random_factors(count: int, num_rows: int, like: Tensor, *, has_zeros: bool =
 
 @functools.lru_cache(16)
 def _factor_table(count: int, num_rows: int, is_double: bool, has_zeros: bool) -> np.ndarray:
-    """Return a table ``[count, 2 num_rows - 1]``, of which any ``num_rows`` consecutive columns
-    serve as `random_factors`."""
+    """Return a table ``[count, 2 num_rows - 1]``, from which `random_factors` takes ``num_rows``
+    consecutive columns that begin at random."""
     generator, dtype = np.random.default_rng(0), np.float64 if is_double else np.float32
     table = generator.standard_normal((count, 2 * num_rows - 1), dtype)
     if has_zeros:
@@ -122,8 +122,8 @@ class History:
     Attributes:
         counts: the number of calls for each `call_key`, at most `_MAX_KEYS` keys.
         trained_keys: the keys whose last call had a result that went through a backward.
-        max_roundings: the difference of tangents, in units of the machine epsilon, that is accepted
-            as rounding; more than `ROUNDINGS` after a check that found larger rounding.
+        max_roundings: largest difference of tangents, in units of the machine epsilon, that counts
+            as rounding; above `ROUNDINGS` after a check that found larger rounding.
         max_run_roundings: the same for the difference between two runs in one call.
     """
 
@@ -203,12 +203,14 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 def _function_key(value: object) -> object:
-    """Return a key that tells functions of the same code apart; for a value that a function refers
-    to, its part of the key.
+    """Return a hashable key that distinguishes functions of the same code.
 
     The key holds the objects (with their training modes, not their other attributes) and numbers in
     the function's closure, its defaults and the global variables that it reads.  All tensors are
-    equal in it, since they change with every batch.
+    equal in the key, since they change with every batch.
+
+    Args:
+        value: a function; or, in the recursion, a value that a function refers to.
     """
     if isinstance(value, functools.partial):
         return _function_key(value.func), _function_key((*value.args, *value.keywords.values()))
@@ -220,7 +222,7 @@ def _function_key(value: object) -> object:
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         # Functions of other files are compared by identity.
         global_keys = tuple(
-            _token(item)
+            _object_key(item)
             if isinstance(item := variables[name], types.FunctionType)
             and item.__globals__ is not variables
             else _function_key(item)
@@ -234,10 +236,10 @@ def _function_key(value: object) -> object:
         return value
     if isinstance(value, Tensor):
         return Tensor
-    return _token(value)
+    return _object_key(value)
 
 
-def _token(value: object) -> object:
+def _object_key(value: object) -> object:
     """Return a key for an object and its training mode."""
     with _LOCK:  # a token, since the id may belong to another object once this one is gone
         return _TOKENS.setdefault(value, object()), getattr(value, "training", None)
@@ -356,7 +358,7 @@ class RowCheck:
         """Return whether the tangents match up to usual rounding, and are 0 in the row of zeros.
 
         This is a quick test, which also fails for values that are not finite; `_largest_error`
-        allows for these.
+        leaves such values out.
         """
         for tangent, total, size in zip(tangents, self._sums, self._magnitudes, strict=True):
             if tangent.numel():

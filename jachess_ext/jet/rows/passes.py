@@ -48,7 +48,7 @@ from .check import (
 )
 from .sameness import CAUSES, refuse_irreproducible, require_same
 
-_DIFFERS = (
+_MESSAGE = (
     "fn runs once for each chunk and sign of weights, and is not the same function each time: "
     f"{CAUSES}. Call eval(), leave out chunk_size, or give weights of one sign"
 )
@@ -57,14 +57,15 @@ _DIFFERS = (
 class Group(NamedTuple):
     """The directions of one pass.
 
-    A pass adds up squares without weights.  So a direction of weight w is multiplied by √|w|, and
-    all weights of a group have the same sign:
+    A pass adds up squares without weights.  A direction of weight w is therefore multiplied by
+    √|w|, and all weights of a group have the same sign:
     Σ w_i D²f[u_i, u_i] = Σ_groups sign Σ_i D²f[√|w_i| u_i, √|w_i| u_i].
 
     Attributes:
         sign: 1 or -1, the factor of the group's sum of squares.
         numbers: indices of the directions among the q directions of the call.
-        num_squares: the number of these, counted from the first, whose D²f[u_i, u_i] is computed.
+        num_squares: the number of directions in ``numbers``, counted from the first, whose
+            D²f[u_i, u_i] is computed.
     """
 
     sign: int
@@ -101,7 +102,7 @@ class PassResult(NamedTuple):
 
     @property
     def primals(self) -> list[Tensor]:
-        """Return the values of ``fn``, ``[N, ...]`` each."""
+        """Return the value of each tensor that ``fn`` returns, ``[N, ...]``."""
         return [jet.primal for jet in self.jets]
 
     @property
@@ -234,7 +235,7 @@ class Rows:
             if not index and len(chunks) > 1:
                 first_values = [value.detach().clone() for value in values]
             elif index and not is_traced:
-                require_same(self.fn, first_values, values, repeat_runs(index, values), _DIFFERS)
+                require_same(self.fn, first_values, values, repeat_runs(index, values), _MESSAGE)
             is_last = index == len(chunks) - 1
             if check:
                 check.add(result.first, group.numbers, roots)
@@ -380,8 +381,8 @@ class Rows:
                 steps = [append_dims(masks, 1 + step.ndim) * step for step in mixture]
                 group = Group(1, list(range(len(masks))), num_squares=0)
                 for jet in self._run_pass(points, steps, group, "sum").jets:
-                    leaked = torch.where(append_dims(masks, jet.first.ndim), 0, jet.first)
-                    if any_true([leaked.abs() > 0]):
+                    leaked_tangents = torch.where(append_dims(masks, jet.first.ndim), 0, jet.first)
+                    if any_true([leaked_tangents.abs() > 0]):
                         return True
         return False
 
@@ -399,7 +400,7 @@ def rows_mix(fn: Function, x: Tensor) -> bool:
 
 
 def expand_rows(step: object, point: Tensor) -> Tensor:
-    """Return directions as ``[q, N, ...]``; ``[q, ...]``, the same in each row, is expanded.
+    """Return directions as ``[q, N, ...]``; directions ``[q, ...]`` are expanded over the rows.
 
     Args:
         point: the tensor of x ``[N, ...]`` that the directions are for.

@@ -86,7 +86,7 @@ def make_weights(weights: WeightsLike, count: int, point: Tensor) -> Weights:
 
 
 def _is_differentiated(weights: Tensor) -> bool:
-    """Return whether weights have a derivative, or are wrapped by a transform of torch.func, which
-    hides their signs."""
+    """Return whether weights are differentiated: they require a gradient, or a transform of
+    torch.func wraps them, which hides their signs."""
     has_tangent = forward_ad.unpack_dual(weights).tangent is not None
     return weights.requires_grad or has_tangent or unwrap(weights) is not weights

@@ -107,7 +107,7 @@ def _quotient(a: Operand, b: JetTensor) -> Tensor:
         residual = residual + align_streams(a, ndim)[1:]
     first = residual[: layout.directions] / b.primal
     second = residual[layout.directions :]
-    if layout.seconds:
+    if layout.num_second:
         second = (second - layout.crossed(first, denominator[layout.first])) / b.primal
     return torch.cat([primal.unsqueeze(0), first, second])
 
@@ -164,8 +164,10 @@ def _power_of_jet(base: JetTensor, n: Operand) -> JetTensor:
 
 
 def _power_derivatives(x: Tensor, n: Operand) -> Derivatives:
-    """Return x^n, n x^(n−1) and n (n−1) x^(n−2), for a plain x and n; a product of a factor 0 and
-    an infinite power is 0."""
+    """Return x^n, n x^(n−1) and n (n−1) x^(n−2), for plain tensors x and n.
+
+    Where a factor is 0 and the power infinite, their product is 0.
+    """
     value = torch.pow(x, n)
     x, n = wide(x), wide(n.to(value.dtype)) if isinstance(n, Tensor) else n
     first, second = n - 1, n - 2
@@ -202,8 +204,8 @@ def _has_tangent(jet: JetTensor) -> Tensor:
 
 
 def _exponential(base: Tensor, exponent: JetTensor, value: Tensor) -> tuple[JetTensor, Tensor]:
-    """Return the jet of b^y as a function of y, with derivatives b^y ln b and b^y (ln b)², and
-    ln b.
+    """Return two results: the jet of b^y for a jet y, from the derivatives b^y ln b and
+    b^y (ln b)²; and ln b.
 
     ln b is set to 0 where b is 0, as in torch, and where b is negative and all tangents of y are 0.
 
@@ -256,7 +258,7 @@ def _add_mixed_terms(streams: Tensor, mixed: Tensor, a: JetTensor, b: JetTensor)
         mixed: the mixed derivative, of the primal's shape.
     """
     layout = a.jet_layout
-    if not layout.seconds:
+    if not layout.num_second:
         return streams
     products = mixed * layout.crossed(a.streams[layout.first], b.streams[layout.first])
     q = layout.directions
@@ -293,12 +295,12 @@ def register_extremum(name: str, is_better: Callable[[Tensor, Tensor], Tensor]) 
 
     @jet_rule(name)
     def rule(input: Tensor, other: Tensor) -> Tensor:
-        ties = input == other
+        is_tie = input == other
         is_first = is_better(input, other) | torch.isnan(other if skips_nan else input)
         if skips_nan and not _FMAX_SPLITS_TIES:
-            return torch.where(is_first | ties, input, other)
+            return torch.where(is_first | is_tie, input, other)
         better, worse = torch.where(is_first, input, other), torch.where(is_first, other, input)
-        return torch.where(ties, 0.5 * better + 0.5 * worse, better)
+        return torch.where(is_tie, 0.5 * better + 0.5 * worse, better)
 
 
 for _name, _is_better in (("max", torch.gt), ("min", torch.lt)):
@@ -361,9 +363,9 @@ def register_xlogy(name: str, shift: float) -> None:
     """Register x ln z with z = y + ``shift``.
 
     Its derivative by x is ln z, its first and second derivatives by y are x / z and −x / z², and
-    its mixed derivative is 1 / z.  As in torch, all are 0 where x = 0 and z ≤ 0.  Those by y, and
-    the mixed one, are also 0 where z ≤ 0 and all tangents of y are 0, since they would be
-    multiplied by these.
+    its mixed derivative is 1 / z.  As in torch, all are 0 where x = 0 and z ≤ 0.  The derivatives
+    by y and the mixed derivative are also 0 where z ≤ 0 and all tangents of y are 0: they are only
+    multiplied by these tangents.
     """
     function = getattr(torch.special, name)
 

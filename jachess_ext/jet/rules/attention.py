@@ -106,8 +106,11 @@ def _operator_covers(
 
 
 def _unrepeated_heads(key: JetTensor, value: JetTensor) -> tuple[Tensor, Tensor]:
-    """Return the streams of key and value; if a model repeated their heads for groups of queries
-    (`patterns.RepeatedHeads`), the streams before that, since the operator takes groups."""
+    """Return the streams of key and value, with one head for each group of query heads.
+
+    If the model has repeated the heads (`patterns.RepeatedHeads`), these are the streams before the
+    repetition, since the operator takes groups.
+    """
     k, v = key.pattern, value.pattern
     if isinstance(k, RepeatedHeads) and isinstance(v, RepeatedHeads) and k.repeats == v.repeats:
         return k.source.streams[:, :, :, 0], v.source.streams[:, :, :, 0]

@@ -149,8 +149,8 @@ gumbel_softmax.under_autocast = True  # type: ignore[attr-defined]
 def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, **kwargs: object
 ) -> Tensor:
-    """Compute the loss without ``options``, which only set chunk sizes, and for which torch has no
-    forward mode."""
+    """Compute the loss without ``options``: they only set chunk sizes, and torch has no forward
+    mode for them."""
     rule = general_rule(F.linear_cross_entropy, "")
     return rule(input, linear_weight, target, **kwargs | {"options": None})
 
@@ -264,15 +264,15 @@ def _run_layers(
         rows: as for `_run_direction`.
     """
     x = x.transpose(0, 1) if batch_first else x
-    directions = 2 if bidirectional else 1
-    count = len(params) // (num_layers * directions)
+    num_directions = 2 if bidirectional else 1
+    params_per_direction = len(params) // (num_layers * num_directions)
     last_states: list[State] = []
     for layer in range(num_layers):
         outputs = []
-        for direction in range(directions):
-            number = layer * directions + direction
+        for direction in range(num_directions):
+            number = layer * num_directions + direction
             start = tuple(h[number] for h in hx)
-            weights = params[number * count : (number + 1) * count]
+            weights = params[number * params_per_direction : (number + 1) * params_per_direction]
             output, state = _run_direction(step, x, start, weights, direction == 1, rows)
             outputs.append(output)
             last_states.append(state)

@@ -115,7 +115,7 @@ def _as_jet(streams: list[Tensor], layout: JetLayout) -> Tensor:
 def _nested_jvp(
     call_plain: Callable[..., Tensors], stacks: list[Tensor], layout: JetLayout
 ) -> list[list[Tensor]]:
-    """Return the list of streams of each output.
+    """Return the list of streams of each output, computed by torch's ``jvp``.
 
     Order 2 is ``jvp`` of ``jvp``: the derivative of (x, v) ↦ f'(x) v at (x0, x_j) along (x_i, x_ij)
     is f''(x0) x_i x_j + f'(x0) x_ij, the stream ij of f(x).
@@ -129,14 +129,14 @@ def _nested_jvp(
     def point(stream: int) -> Tensors:
         return tuple(stack[stream] for stack in stacks)
 
-    def first(*inputs: Tensor) -> tuple[Tensors, Tensors]:
+    def value_and_tangent(*inputs: Tensor) -> tuple[Tensors, Tensors]:
         return jvp(call_plain, inputs[: len(stacks)], inputs[len(stacks) :])  # type: ignore[return-value]
 
     zeros = tuple(torch.zeros_like(stack[0]) for stack in stacks)
     for i, j, ij in layout.terms():
         # If ij is the stream of the sum of squares, x_ij enters with the first square only.
         second_order = zeros if ij in outputs else point(ij)
-        nested: Any = jvp(first, (*point(0), *point(j)), (*point(i), *second_order))
+        nested: Any = jvp(value_and_tangent, (*point(0), *point(j)), (*point(i), *second_order))
         (value, by_j), (by_i, by_ij) = nested
         if ij in outputs:
             by_ij = tuple(a + b for a, b in zip(outputs[ij], by_ij, strict=True))
@@ -214,8 +214,8 @@ def _only_value_is_finite(streams: list[Tensor]) -> bool:
 
 
 def _spectrum(name: str, args: Args, kwargs: Named, matrix: Tensor) -> Tensor | None:
-    """Return the eigenvalues or singular values ``[..., k]`` that must differ; None if the call
-    uses none.
+    """Return the eigenvalues or singular values ``[..., k]`` of which no two may be equal; None if
+    the call uses none.
 
     A 0 is appended to singular values, so that a singular value of 0 counts as repeated: its sign
     is arbitrary.

@@ -79,7 +79,10 @@ def gated_activation(rule: Rule, input: Operand, other: Operand) -> JetTensor | 
 
 
 def _uncast(jet: JetTensor) -> JetTensor:
-    """Return the jet before a cast to a wider dtype, which has the same mean square."""
+    """Return the jet before a cast to a wider dtype, or the jet itself if it is no such cast.
+
+    Both have the same mean square.
+    """
     return jet.pattern.source if isinstance(jet.pattern, Cast) else jet
 
 
@@ -187,8 +190,8 @@ def _defer_rms_norm(pattern: RmsNormed, dtype: torch.dtype) -> JetTensor:
 def repeated_heads(
     rule: Rule, self: JetTensor, *sizes: int | Sequence[int], **kwargs: object
 ) -> JetTensor | None:
-    """Defer the reshape of ``[B, H, n, T, d]``, expanded along n, to ``[B, H n, T, d]``, which
-    would copy."""
+    """Defer the reshape of a jet ``[B, H, n, T, d]``, expanded along n, to ``[B, H n, T, d]``,
+    since the reshape copies."""
     if kwargs or self.ndim != 5 or self.pattern is not None:
         return None
     batch, heads, repeats, tokens, size = self.shape

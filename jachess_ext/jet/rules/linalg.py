@@ -142,7 +142,7 @@ def _solve_jets(A: Tensor, B: Tensor, value: Tensor, left: bool) -> Tensor:
         second = second - streams[layout.second] @ value
     first = _solve_stack(matrix, first.expand(-1, *value.shape))
     results = [value.unsqueeze(0), first]
-    if layout.seconds:
+    if layout.num_second:
         if isinstance(A, JetTensor):
             second = second - layout.crossed(streams[layout.first], first, torch.matmul)
         results.append(_solve_stack(matrix, second.expand(-1, *value.shape)))
@@ -180,7 +180,7 @@ def _log_abs_det(matrix: JetTensor, value: Tensor) -> JetTensor:
     first = ratios[: layout.directions]
     tangents = ratios.diagonal(dim1=-2, dim2=-1).sum(-1)
     results = [value.unsqueeze(0).to(tangents.dtype), tangents[: layout.directions]]
-    if layout.seconds:
+    if layout.num_second:
         # `crossed` adds tr M_i M_j and tr M_j M_i, which are equal.
         products = layout.crossed(first, first, trace_of_product) / 2
         results.append(tangents[layout.directions :] - products)

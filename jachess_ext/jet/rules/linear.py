@@ -99,8 +99,8 @@ jet_rule(torch.Tensor.__rmatmul__)(lambda self, other: matmul(other, self))
 
 @jet_rule("einsum")
 def einsum(equation: str, *operands: Tensor) -> Tensor:
-    """Contract one or two operands stream by stream; of three or more, contract the first two, and
-    the result with the others."""
+    """Contract one or two operands stream by stream; with more operands, contract the first two,
+    and then the result with the others."""
     if len(operands) > 2:
         inputs, arrow, output = equation.replace(" ", "").partition("->")
         dots = "..." if "." in inputs else ""
@@ -242,9 +242,9 @@ def dropout(
 
 
 class _StackedLinear(torch.autograd.Function):
-    """``x Wᵀ + b``, with the rows of all streams in one product; the bias is added to stream 0.
+    """Compute ``x Wᵀ + b``, with the rows of all streams in one product; the bias is in stream 0.
 
-    The backward is differentiable if gradients are enabled: then it calls torch's own product
+    The backward is differentiable if gradients are enabled: it then calls torch's own product
     instead of `rows_times`, which has no derivative.
     """
 
@@ -314,8 +314,8 @@ def _accumulate(
 
     Args:
         terms: triples (o, i, j) of streams of the result, of a and of b.
-        grad_like: one of a and b; if one is a gradient that vmap batches, that one, from which the
-            result is allocated.
+        grad_like: the tensor, a or b, from which the result is allocated.  If one of them is a
+            gradient, it has to be this one, as vmap may batch it.
     """
     shape = len(a), a.shape[1], a.shape[-2], b.shape[-1]
     if dispatch_modes() or transformed() or torch.is_grad_enabled():
@@ -334,8 +334,8 @@ def _accumulate(
 
 
 class _MatmulJets(torch.autograd.Function):
-    """alpha · a b for stacks ``[S, ..., m, k]`` and ``[S, ..., k, n]``, with a bias, if any, added
-    to the primal.
+    """Compute alpha · a b for stacks ``[S, ..., m, k]`` and ``[S, ..., k, n]``; a bias is added to
+    the primal.
 
     The backward is differentiable any number of times.
     """

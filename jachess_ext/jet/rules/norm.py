@@ -142,7 +142,7 @@ def _divide_by_norm(x: Tensor, dim: int, eps: float, p: float = 2.0) -> Tensor:
 
 @jet_rule("cosine_similarity")
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """Compute x1 · x2 / (max(‖x1‖, ε) max(‖x2‖, ε)); as in torch, each factor is divided first."""
+    """Compute x1 · x2 / (max(‖x1‖, ε) max(‖x2‖, ε)): as in torch, each is divided first."""
     x1, x2 = torch.broadcast_tensors(x1, x2)  # first, since it changes the norms along ``dim``
     dtype = torch.promote_types(x1.dtype, x2.dtype)
     return (_divide_by_norm(x1, dim, eps) * _divide_by_norm(x2, dim, eps)).sum(dim).to(dtype)
@@ -196,8 +196,8 @@ def instance_norm(
 
 
 def _undo_batch_count() -> None:
-    """Decrease ``num_batches_tracked`` of the calling batch norm, which has increased it before the
-    call that is now refused."""
+    """Decrease ``num_batches_tracked`` of the calling batch norm: the module has increased it
+    before the call that is now refused."""
     for module in calling_modules()[:1]:
         is_training = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
         if is_training and isinstance(module.num_batches_tracked, Tensor):

@@ -62,8 +62,7 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
     """Decorate a function ``x -> (f, f', f'')`` to register it as the rule of the torch functions
     ``names``.
 
-    The function has the other arguments of the torch function, too; if one is ``inplace``, the rule
-    handles it.
+    The function also has the torch function's other arguments; the rule handles ``inplace``.
 
     Examples:
         >>> @pointwise("cosh")
@@ -284,7 +283,7 @@ def rsqrt(x: Tensor) -> Derivatives:
 def sinc(x: Tensor) -> Derivatives:
     """Compute s = sin(y) / y at y = πx: s' = (cos y − s) / y, s'' = −s − 2 s' / y.
 
-    For |y| < 1, where these differences cancel, use power series in y².
+    Where |y| < 1 these differences cancel, and power series in y² replace them.
     """
     y = math.pi * x
     is_near = y.abs() < 1

@@ -115,8 +115,10 @@ def _associative_scan(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, di
 @jet_rule("cumprod")
 @accept_scalars
 def cumprod(input: Tensor, dim: int, *, dtype: Dtype = None) -> Tensor:
-    """Compute cumulative products by an associative scan; dividing products by entries would fail
-    at zeros."""
+    """Compute cumulative products by an associative scan.
+
+    Derivatives computed as product / entry would fail at zeros.
+    """
     dtype = dtype or input.dtype
     return _associative_scan(torch.mul, wide(input.to(dtype)) * 1, dim).to(dtype)
 
@@ -126,8 +128,10 @@ def cumprod(input: Tensor, dim: int, *, dtype: Dtype = None) -> Tensor:
 def prod(
     input: JetTensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> Tensor:
-    """Compute the product by multiplying one half of the entries by the other, repeatedly; dividing
-    it by entries would fail at zeros."""
+    """Compute the product by multiplying one half of the entries by the other, repeatedly.
+
+    Derivatives computed as product / entry would fail at zeros.
+    """
     dtype = dtype or input.dtype
     x = wide(input.to(dtype))
     x, dim = (x.flatten(), 0) if dim is None else (x, dim)
@@ -157,12 +161,12 @@ def euclidean_norm(
 
     At x = 0 a norm has no derivative.  There the first derivatives are 0, as in torch's autograd.
     The second derivatives, and the gradients of the first, are NaN, as in torch's double backward,
-    so that no smooth function of a norm (its square, exp(−n²)) gets finite, wrong derivatives; but
-    they are 0 along zero tangents.
+    so that a smooth function of a norm (its square, exp(−n²)) never gets finite, wrong derivatives;
+    along zero tangents they are 0.
 
     Args:
-        floor: norms below it get zero derivatives, since their curvature may overflow; for callers
-            that clamp norms at ``floor``.
+        floor: norms below ``floor`` get zero derivatives, since their curvature may overflow; for
+            callers that clamp norms at ``floor``.
         norm: the norm of the primal, with the reduced dimensions kept; None: it is computed.
     """
     if not isinstance(x, JetTensor):
@@ -186,14 +190,14 @@ def euclidean_norm(
     first = project(streams[layout.first])
     perpendicular = streams[layout.first] - unit * first  # p_i
     results = [norm, first]
-    if layout.seconds:
+    if layout.num_second:
         products = layout.quadratic(perpendicular, perpendicular) / norm.masked_fill(at_kink, 1)
         curvature = products.sum(dims, keepdim=True)
         curvature = curvature.masked_fill(at_kink, 0)
         if moves is not None:
             # n_ij is undefined at 0 if x_ij is not 0, or if neither x_i nor x_j is 0: the quadratic
             # form of 0s and 1s counts such pairs.
-            first_moves, second_moves = moves.split([layout.directions, layout.seconds])
+            first_moves, second_moves = moves.split([layout.directions, layout.num_second])
             pairs = layout.quadratic(first_moves.to(norm.dtype), first_moves.to(norm.dtype)) > 0
             curvature = curvature.masked_fill(at_kink & (pairs | second_moves), math.nan)
         results.append(project(streams[layout.second]) + curvature)

@@ -421,8 +421,10 @@ def pad(
 
 @jet_rule("to", "type_as")
 def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Cast or move a jet; a cast to an integer dtype returns the plain primal.  For ``to(other)``,
-    one of both may be plain."""
+    """Cast or move a jet; a cast to an integer dtype returns the plain primal.
+
+    In ``to(other)``, one of the two tensors may be plain.
+    """
     kwargs.pop("memory_format", None)  # it would not fit the dimensions of the stack
     if not isinstance(self, JetTensor):  # plain.to(jet)
         example = args[0] if args else kwargs["other"]
@@ -510,6 +512,6 @@ jet_rule(Tensor.where)(lambda self, condition, other: where(condition, self, oth
 
 
 def _align_tangents(jet: JetTensor, primal: Tensor) -> Tensor:
-    """Return the tangents x_i and x_ij in the dtype of a result's primal, aligned for broadcasting
-    with it."""
+    """Return all streams of a jet except its primal, in the dtype of a result's ``primal`` and
+    aligned for broadcasting with it."""
     return align_streams(jet, primal.ndim)[1:].to(primal.dtype)

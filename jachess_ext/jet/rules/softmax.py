@@ -41,7 +41,7 @@ def _log_softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor
     probability = logs.exp()
     scores, second = streams[layout.first], streams[layout.second]
     centred = scores - (probability * scores).sum(dim, keepdim=True)
-    if layout.seconds:
+    if layout.num_second:
         # Σ p c_i c_j is the covariance of s_i and s_j under p, Σ p s_ij the mean of s_ij.
         terms = probability * (layout.quadratic(centred, centred) + second)
         second = second - terms.sum(dim, keepdim=True)
@@ -108,7 +108,7 @@ def logsumexp(input: JetTensor, dim: int | Sequence[int], keepdim: bool = False)
     means = (probability * first).sum(dims, keepdim=True)
     centred = first - means
     results = [logs, means]
-    if layout.seconds:
+    if layout.num_second:
         products = streams[layout.second] + layout.quadratic(centred, centred)
         results.append((probability * products).sum(dims, keepdim=True))
     out = torch.cat(results)

@@ -152,8 +152,11 @@ def bilinear(
 
 
 def _make_stack(value: Tensor, ndim: int | None) -> Tensor:
-    """Return the stack ``[S, ...]`` of a jet, or the stack ``[1, ...]`` of a constant, with
-    ``ndim`` dimensions after the first; None: as many as ``value``."""
+    """Return the stack ``[S, ...]`` of a jet, or the stack ``[1, ...]`` of a constant.
+
+    Args:
+        ndim: number of dimensions after the first; None: as many as ``value`` has.
+    """
     if isinstance(value, JetTensor):
         return value.streams if ndim is None else align_streams(value, ndim)
     if ndim is not None and value.ndim < ndim:

@@ -87,7 +87,7 @@ class AttackAugment(Penalised, name="attack-augment"):
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         ids = self.attacked(run, model, inputs)
-        task, outputs = run(inputs)
+        task_loss, outputs = run(inputs)
         with seeded_rng(self.key()):
             attacked_task, _ = run({**inputs, "input_ids": ids})
-        return Loss(task, outputs, self.strength * (attacked_task - task))
+        return Loss(task_loss, outputs, self.strength * (attacked_task - task_loss))

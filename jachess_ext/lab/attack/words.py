@@ -66,10 +66,10 @@ class Attacked:
     def figures(self) -> dict[str, float | None]:
         """Figures of the attack by name.
 
-        ``accuracy`` of all rows before the attack, and ``attacked``, that after it; ``rows``,
-        number of rows tried; ``changed``, number of replaced words, and ``share``, their fraction
-        of the row's words, means over the rows whose prediction changed; ``queries``, mean over the
-        rows tried.
+        ``accuracy``: accuracy on all rows before the attack; ``attacked``: accuracy after it;
+        ``rows``: number of rows tried; ``changed`` and ``share``: number of replaced words and
+        their fraction of the row's words, averaged over the rows whose prediction changed;
+        ``queries``: mean number of queries of the rows tried.
         """
         won = self.correct_before & ~self.correct_after
         return {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..._io import DataError, write_json, write_text
-from ..._text import scientific
+from ..._text import scientific_text
 from . import check_ending
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def select(
     if costs["flops"] is not None:
         percent = 100 * selection.flops / selection.full_flops
         recipe = "" if tokens is None else f"{epochs:g} epochs of {tokens:g} tokens an example"
-        spent = f"{scientific(selection.flops)} FLOPs ({recipe}), " if recipe else ""
+        spent = f"{scientific_text(selection.flops)} FLOPs ({recipe}), " if recipe else ""
         print(f"This cost {spent}{percent:.3g} % of training all models in full.")
     for path in filter(None, (out, report)):
         print(f"written to {path}")

@@ -123,8 +123,8 @@ class Job:
         names = ("kind", "model", "version", "method", "value", "seed")
         text = json.dumps(finite(identity | {name: getattr(self, name) for name in names}))
         key = hashlib.sha256(text.encode()).hexdigest()[:10]
-        words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.task.name}-{self.method}")[:60]
-        return f"{self.kind}-{words}-s{self.seed}-{key}"
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.task.name}-{self.method}")[:60]
+        return f"{self.kind}-{slug}-s{self.seed}-{key}"
 
 
 def _set_knob(method: Method, value: float) -> Method:
@@ -263,7 +263,8 @@ def _draw_task(task: Task, grid: Grid, tokenizer: PreTrainedTokenizerBase) -> Ta
 
 
 def _draw_dev_rows(target: Task, grid: Grid, tokenizer: PreTrainedTokenizerBase) -> Task:
-    """Return the task with the dev rows of a shift and one training row (a task must have one)."""
+    """Return the task for an evaluation under domain shift: its dev rows, and one training row,
+    since a task must have one."""
     drawn = draw_rows(target, None, 1, grid.shift_size, grid.data_seed)
     check_tokens(drawn, target, tokenizer, ["dev"])
     return replace(drawn, train=drawn.train.slice(0, 1))
@@ -499,7 +500,8 @@ class BestEpoch(transformers.TrainerCallback):
         control: transformers.TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Evaluate the validation rows and, if the epoch is the best so far, the dev rows."""
+        """Evaluate the model on the validation rows and, if the epoch is the best so far, on the
+        dev rows."""
         start = _clock()
         model: Model = kwargs["model"]
         with _without_autocast(model):
@@ -625,6 +627,9 @@ def _parse(line: Record) -> RunRecord:
 
 
 def _is_usable(job: Job, record: Record, models: Path | None) -> bool:
-    """Return whether the record of a job need not be repeated for want of a saved model."""
+    """Return whether a finished job's record can be used.
+
+    It can if the job failed, if no models are saved, or if the job's model is in `models`.
+    """
     failed = _parse(record).error is not None
     return models is None or failed or (models / job.name).is_dir()

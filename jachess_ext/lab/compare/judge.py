@@ -128,7 +128,7 @@ def judge(
     validation: Encoded | None = None,
     perturbed: Mapping[str, Encoded] | None = None,
 ) -> Figures:
-    """Evaluate a model on dev rows; return all figures but ``shift`` and ``attack``.
+    """Evaluate a model on dev rows; return all figures except ``shift`` and ``attack``.
 
     Args:
         model: a sequence classifier or regressor.

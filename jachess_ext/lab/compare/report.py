@@ -70,9 +70,9 @@ def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> M
         diagrams: Method -> its reliability diagram.
         styles: Styles of all methods.
     """
-    columns = min(2, len(diagrams))  # more would be illegible on a phone
-    rows = -(-len(diagrams) // columns)
-    figure, axes = panels(rows, columns, width=3.0 * columns, height=3.1 * rows)
+    num_columns = min(2, len(diagrams))  # more would be illegible on a phone
+    rows = -(-len(diagrams) // num_columns)
+    figure, axes = panels(rows, num_columns, width=3.0 * num_columns, height=3.1 * rows)
     for panel in axes[len(diagrams) :]:
         panel.set_visible(False)
     for panel, (name, diagram) in zip(axes, diagrams.items(), strict=False):
@@ -85,7 +85,7 @@ def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> M
         panel.plot(*line, "o-", color=colour, markersize=4)
         panel.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
         panel.set_title(break_name(name), fontsize="medium")
-    for panel in axes[::columns]:
+    for panel in axes[::num_columns]:
         panel.set_ylabel("accuracy (line), share (bars)")
     return figure
 
@@ -212,8 +212,8 @@ def _answer_paragraph(runs: DataFrame, figure: Figure) -> str | None:
         group = "open"  # the interval contains zero, or is NaN, as there is only one seed
         if abs(mean) > half_width:  # false for NaN
             group = "better" if mean * figure.better > 0 else "worse"
-        signed = f"{round(mean, figure.digits) + 0.0:+.{figure.digits}f}"  # never −0
-        text = f"{method} ({signed.replace('-', '−')}"
+        mean_text = f"{round(mean, figure.digits) + 0.0:+.{figure.digits}f}"  # never −0
+        text = f"{method} ({mean_text.replace('-', '−')}"
         text += "" if np.isnan(half_width) else f" ± {half_width:.{figure.digits}f}"
         text += f", {pluralise(int(row['seeds']), 'seed')}" if row["seeds"] < max_seeds else ""
         groups[group].append((abs(mean), text + ")"))
@@ -241,7 +241,7 @@ def _answer_paragraph(runs: DataFrame, figure: Figure) -> str | None:
 def forests(runs: DataFrame, styles: Styles) -> list[Picture]:
     """Return forest plots of the differences from the plain model for each task.
 
-    Those of the score come first, then those of the Brier score.
+    The plots of the score come first, then the plots of the Brier score.
 
     Args:
         runs: Table of the runs, see `tables.to_frame`.

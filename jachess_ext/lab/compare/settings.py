@@ -97,8 +97,8 @@ class Tuning:
         unlab_lr_ratio: values for mode unlab.
         validation: share of the training rows that the tuning runs are evaluated on.
         seeds: seeds of the tuning runs.
-        methods: values in place of all these for single methods, by the method's text in the grid
-            or its name with the mode ("l2", "jachess-train").
+        methods: values for single methods, which replace the values above, by the method's text in
+            the grid or its name with the mode ("l2", "jachess-train").
     """
 
     strength: tuple[float, ...] = ()
@@ -134,8 +134,8 @@ class Grid:
         unlabelled_size: number of unlabelled rows; None for all.
         dev_size: number of dev rows; None for all.
         shift_size: number of dev rows of each task of `shift`; None for all.
-        fewer: whether a task with fewer training rows than `train_size` is used with all its rows,
-            rather than refused.
+        fewer: whether a task with fewer training rows than `train_size` is used with all its rows;
+            False: it is refused.
         data_seed: seed of the random choice of rows.
         label_noise: share of the training labels changed to another class, drawn for each seed.
         validation: share of the dev rows set aside to fit temperatures and to find the best epoch

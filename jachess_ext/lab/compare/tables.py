@@ -259,8 +259,8 @@ def significant_methods(
     """Return the methods whose values differ significantly from the unregularised model's.
 
     The test is Mann–Whitney's U, two-sided, of the seeds' means over tasks, with Holm's correction
-    over the methods.  It is the test of the JacHess paper's tables; `differences`, which are paired
-    by seed, tell smaller differences.
+    over the methods.  It is the test of the JacHess paper's tables; `differences`, which pairs the
+    runs by seed, detects smaller differences.
 
     Args:
         runs, metric, tasks: As for `differences`.
@@ -328,9 +328,10 @@ def mean_table(
 
 
 def task_tables(runs: DataFrame, table_specs: Iterable[tuple[str, str, float, int]]) -> list[Table]:
-    """Return a table for each of several figures that a task has.
+    """Return a table for each figure that at least one task has.
 
-    It has a column for each task with the figure and, if there are several, for their average.
+    A table has a column for each task with the figure and, if there are several, one for their
+    average.
 
     Args:
         runs: From `to_frame`.
@@ -529,9 +530,9 @@ def overall_tables(runs: DataFrame) -> list[Table]:
                 p_values = [sign_test(paired)]
                 for level in ("seed", "task"):
                     p_values.append(cluster_flip_test([list(d) for _, d in paired.groupby(level)]))
-                mean = f"{figure.scale * paired.mean():+.{figure.digits}f}"
-                wins = f"{(figure.better * paired > 0).sum()}/{len(paired)}"
-                rows.append([method, mean, wins, *(f"{p:.3g}" for p in p_values)])
+                mean_text = f"{figure.scale * paired.mean():+.{figure.digits}f}"
+                wins_text = f"{(figure.better * paired > 0).sum()}/{len(paired)}"
+                rows.append([method, mean_text, wins_text, *(f"{p:.3g}" for p in p_values)])
         if rows:
             caption = f"{figure.title}: difference from the plain model"
             header = ["method", "mean", "better", "p, sign", "p, seeds", "p, tasks"]

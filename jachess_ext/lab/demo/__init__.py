@@ -158,7 +158,7 @@ def derivative_table(tokens: int = 1024) -> tuple[list[str], Table]:
             ((points,), (points.double(),)),
         ),
     ):
-        right, result = (call(*checked) for call in (theirs, ours))
+        reference, result = (call(*checked) for call in (theirs, ours))
         runs = partial(theirs, *taken), partial(ours, *taken)
         # Measured alternately, without the first turn: other load of the machine then affects both,
         # and a turn's ratio compares measurements of one moment.
@@ -169,7 +169,7 @@ def derivative_table(tokens: int = 1024) -> tuple[list[str], Table]:
         rows.append(
             [
                 title,
-                f"{float((result - right).norm() / right.norm()):.0e}",
+                f"{float((result - reference).norm() / reference.norm()):.0e}",
                 f"{1e3 * slow:.0f} → {1e3 * fast:.0f} ms, {low:.1f} to {high:.1f} ×",
                 f"{most:.0f} → {least:.0f} MiB, {most / least:.1f} ×",
             ]
@@ -282,7 +282,7 @@ def summary_table(runs: DataFrame) -> Table:
     """Return a table of each method's accuracy, Brier score, norms and cost, as means over seeds.
 
     Args:
-        runs: The runs, as of `compare.tables.to_frame`.
+        runs: The runs, as `compare.tables.to_frame` returns them.
     """
     from ..compare import tables
 

@@ -58,10 +58,10 @@ def text_task(train: Sequence[str], dev: Sequence[str], name: str = "text") -> T
         DataError: a list has no text.
     """
     splits = []
-    for what, pieces in (("training", train), ("dev", dev)):
+    for split, pieces in (("training", train), ("dev", dev)):
         texts = [piece for piece in pieces if piece.strip()]
         if not texts:
-            raise DataError(f"{name}: the {what} text is empty; expected pieces of text")
+            raise DataError(f"{name}: the {split} text is empty; expected pieces of text")
         splits.append(Examples(texts, None, [0] * len(texts)))
     rows, dev_rows = splits
     return TextTask(name, (), rows, rows.slice(0, 0), dev_rows, Metric("perplexity", _no_metric))
@@ -161,12 +161,12 @@ def check_lossless(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, sou
     decoded = tokenizer.batch_decode(
         rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
-    lost = characters - Counter("".join("".join(decoded).split()))
-    loss = lost.total() / max(1, characters.total())
+    lost_counts = characters - Counter("".join("".join(decoded).split()))
+    loss = lost_counts.total() / max(1, characters.total())
     if loss > 1 - _MIN_KEPT:
         raise DataError(
             f"the tokenizer of {source!r} loses {100 * loss:.2g} % of the characters (such as "
-            f"{lost.most_common(1)[0][0]!r}), so that its bits per byte cannot be compared; "
+            f"{lost_counts.most_common(1)[0][0]!r}), so that its bits per byte cannot be compared; "
             "expected one that gives the text back, such as byte-level BPE"
         )
 
@@ -175,7 +175,7 @@ def check_lossless(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, sou
 
 
 class Windows(Encoded):
-    """Rows of tokens, in which each token but the first is predicted from the preceding ones;
+    """Rows of tokens, in which each token except the first is predicted from the preceding tokens;
     padding is not predicted."""
 
     def __getitem__(self, index: int) -> dict[str, object]:

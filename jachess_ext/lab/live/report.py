@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..._text import scientific, share
+from ..._text import percent, scientific_text
 from ...scaling.selection import Selection
 from ..workbench.page import Picture, Section, Table, nonempty, panels, write_html
 
@@ -26,7 +26,7 @@ def answer(selection: Selection) -> str:
     if not selection.has_signal:
         return f"No model is known to be better than another {task}."
     if selection.has_intervals:
-        chance = share(float(selection.best_probabilities.max()))
+        chance = percent(float(selection.best_probabilities.max()))
         by = f"by the method {selection.method}"
         return f"{best} is most likely the best {task} ({chance}, {by}); this is not decided."
     return f"{best} comes first for fine-tuning {task}, by the method {selection.method}."
@@ -67,8 +67,8 @@ def write_selection(
         f"the end, side by side, what is predicted{interval}.",
         partial(_curves, selection),
     )
-    figures = [curves] if selection.forecast.predicted is not None else []
-    cost_rows = [[n, scientific(c), f"{100 * c / costs[-1][1]:.3g} %"] for n, c in costs]
+    plots = [curves] if selection.forecast.predicted is not None else []
+    cost_rows = [[n, scientific_text(c), f"{100 * c / costs[-1][1]:.3g} %"] for n, c in costs]
     cost = Table("", ["", "FLOPs", "of training all in full"], cost_rows)
     if not in_flops:
         cost = Table("", ["", "of training all in full"], [[r[0], r[2]] for r in cost_rows])
@@ -76,7 +76,7 @@ def write_selection(
     texts = [answer(selection), selection.advice, *selection.notes, *notes]
     literal = json.dumps(settings, indent=1, ensure_ascii=False)
     sections = [
-        Section("Answer", texts, [ranking], figures),
+        Section("Answer", texts, [ranking], plots),
         Section("Cost", tables=[cost] if cost_rows else []),
         Section("Why each model's runs ended", tables=[stop] if stops else []),
         Section("Settings", literal=[literal]),

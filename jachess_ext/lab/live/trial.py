@@ -65,8 +65,8 @@ class Trial:
     Attributes:
         model: the model's path or hub id.
         version: digest or commit, which changes with the model's files.
-        task: the task, whose training rows are the subset (none: the model is only judged), and
-            whose dev rows are those to judge on; unlabelled rows are not used.
+        task: the task, whose training rows are the subset (none: the model is only judged), and on
+            whose dev rows the model is judged; unlabelled rows are not used.
         seed: seed of head, order and dropout.
         recipe: recipe for fine-tuning.
         keep: folder to save the fine-tuned model and its tokenizer in; None: they are not saved.
@@ -174,7 +174,7 @@ def run(trial: Trial) -> RunRecord:
             tokens=tokens,
             training_flops=training_flops(parameters, trained, tokens, recipe),
         )
-        start, steps = time.perf_counter(), _Steps()
+        start, steps = time.perf_counter(), _StepCounter()
         if trial.size:
             fine_tune(model, train, recipe, seed=trial.seed, callbacks=[steps])
             model.eval()
@@ -206,7 +206,7 @@ def killed(trial: Trial) -> RunRecord:
     return RunRecord(trial.name, trial.model, trial.size, trial.seed, error=reason, lost=True)
 
 
-class _Steps(TrainerCallback):
+class _StepCounter(TrainerCallback):
     """Count the optimiser's steps."""
 
     count = 0

@@ -286,7 +286,7 @@ def check_tokens(
 ) -> None:
     """Check that every row has at least one token.
 
-    An empty text has none with tokenizers that add no special tokens, as those of many decoders.
+    An empty text has no tokens if the tokenizer adds no special tokens, as for many decoders.
 
     Args:
         drawn: the task with the rows to use.

@@ -301,8 +301,8 @@ def _run_on_ray(jobs: Mapping[str, J], run: Callable[[J], Record], threads: int)
     connect_ray()
     ray = require("ray")
     # A task sees only GPUs that it has requested: without this all would run on CPUs.
-    gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
-    task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=_RAY_RETRIES)(_run_job)
+    num_gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
+    task = ray.remote(num_cpus=threads, num_gpus=num_gpus, max_retries=_RAY_RETRIES)(_run_job)
     running = {task.remote(job, run, threads): name for name, job in jobs.items()}
     try:
         while running:

@@ -376,7 +376,7 @@ def _build_task(
 def _split_labels(
     source: str, records: Records, columns: Columns, ids: Sequence[str] | None
 ) -> tuple[Examples, list[str | float]]:
-    """Check records; return examples of their texts without labels, and the labels as of `_label`.
+    """Check records; return examples of their texts without labels, and the labels (see `_label`).
 
     Args:
         source: name of the records, for messages.

@@ -258,9 +258,9 @@ class Method:
         Args:
             run: computes the task loss and the model's output of a batch; see `Run`.
         """
-        task, outputs = run(inputs)
+        task_loss, outputs = run(inputs)
         penalty = self.penalty(model, inputs, outputs)
-        return Loss(task, outputs, None if penalty is None else self.strength * penalty)
+        return Loss(task_loss, outputs, None if penalty is None else self.strength * penalty)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor | None:
         """Return the penalty without its factor ``strength``, a mean over rows; None: none."""
@@ -453,7 +453,7 @@ def parse_method(text: str) -> Method:
             f"method {label!r} has no setting {unknown[0]!r}; it has "
             f"{', '.join(sorted(defaults)) or 'none'}"
         )
-    settings = {setting: _value(value, defaults[setting]) for setting, value in texts.items()}
+    settings = {setting: _convert(value, defaults[setting]) for setting, value in texts.items()}
     return METHODS[name](**settings, **fixed)
 
 
@@ -470,7 +470,7 @@ def _name_and_mode(label: str) -> tuple[str, str | None]:
     )
 
 
-def _value(text: str, default: object) -> object:
+def _convert(text: str, default: object) -> object:
     """Return the text converted to the default's type, or the text itself if that is impossible;
     the method's constructor then refuses it."""
     if isinstance(default, bool):

@@ -138,7 +138,8 @@ class JacHess(WithModes, name="jachess"):
             self.regulariser.base = previous.regulariser.base
 
     def begin(self, model: nn.Module) -> None:
-        """Measure the base norms if needed and not set, and start the schedule of mode unlab."""
+        """Measure the base norms if they are needed and not set; in mode unlab, start the schedule
+        of passes."""
         super().begin(model)
         if self.strength == 0:
             return
@@ -189,20 +190,20 @@ class JacHess(WithModes, name="jachess"):
         self.regulariser.model = model
         if self.mode == "train":
             regularised = RegularisedModel(model, self.regulariser)
-            task, outputs = run(inputs, regularised)
+            task_loss, outputs = run(inputs, regularised)
             out = regularised.result
         else:
-            task, outputs = run(inputs)
+            task_loss, outputs = run(inputs)
             with seeded_rng(*step_key(self.regulariser)), in_mode(model, self.dropout):
                 out = self.regulariser(self.trainer.next_unlabelled())
         self.trainer.step_log.add(skipped=torch.full((), float(out.skipped is not None)))
         if out.skipped is not None:
             # fp16's loss scaling needs gradients, and skips the step if they are NaN.
-            return Loss(task * math.nan if self.trainer.args.fp16 else out.loss, outputs)
+            return Loss(task_loss * math.nan if self.trainer.args.fp16 else out.loss, outputs)
         if out.empty:
-            return Loss(out.loss if self.mode == "train" else task + out.loss, outputs)
+            return Loss(out.loss if self.mode == "train" else task_loss + out.loss, outputs)
         figures = {"jacobian": out.jacobian, "hessian": out.hessian}
-        return Loss(task, outputs, out.loss, figures)
+        return Loss(task_loss, outputs, out.loss, figures)
 
     def zero_loss(self, task: Tensor) -> Tensor | None:
         if self.regulariser.on_nonfinite == "raise":

@@ -42,7 +42,7 @@ class R3F(Penalised, name="r3f"):
     noise_distribution: str = choice("uniform", ("uniform", "normal"))
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor:
-        """Return the mean of the symmetric KL over the batch's decisions; see `row_mean`."""
+        """Return the symmetric KL divergence of both passes, averaged by `row_mean`."""
         kind, logits = self.decision_kind(model, outputs), logits_of(outputs, trained=True)
         device = logits.device.type
         # accelerate wraps forward in autocast and keeps the original under this name.
@@ -133,10 +133,10 @@ class CorruptAugment(_Corruption, name="corrupt-augment"):
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         if self.clean == 0:
             return Loss(*run(self.corrupt(inputs)))
-        task, outputs = run(inputs)
+        task_loss, outputs = run(inputs)
         with seeded_rng(self.key()):
             corrupted_task, _ = run(self.corrupt(inputs))
-        return Loss(self.clean * task + (1 - self.clean) * corrupted_task, outputs)
+        return Loss(self.clean * task_loss + (1 - self.clean) * corrupted_task, outputs)
 
 
 class _Consistency(_Corruption):
@@ -145,8 +145,8 @@ class _Consistency(_Corruption):
     every, dropout = 1, True
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Outputs) -> Tensor | None:
-        """Return ``every`` · mean KL over the batch's decisions, in nats, in every ``every``-th
-        step; None in the other steps."""
+        """Return ``every`` times the KL divergence in nats, averaged by `row_mean`, in every
+        ``every``-th step; None in the other steps."""
         if self.trainer.state.global_step % self.every:
             return None
         target = outputs
@@ -204,7 +204,7 @@ def row_mean(values: Tensor, batch: Batch, model: nn.Module) -> Tensor:
     decisions.
 
     The decisions are at labelled tokens, or, in a batch without labels, at real tokens; for a
-    causal language model at the tokens that predict these.  If T exceeds the number of tokens in
+    causal language model at the tokens before them.  If T exceeds the number of tokens in
     the batch, the first values belong to a soft prompt.
 
     Raises:

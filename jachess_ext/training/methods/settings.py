@@ -32,7 +32,7 @@ def fixed(value: T) -> T:
     return field(default=value, init=False, repr=False)
 
 
-def _checked(expected: str, is_valid: Check) -> Callable[[T], T]:
+def _setting_kind(expected: str, is_valid: Check) -> Callable[[T], T]:
     return lambda default: setting(default, expected, is_valid)
 
 
@@ -45,11 +45,11 @@ def _count(value: object) -> bool:
     return type(value) is int and value >= 1
 
 
-positive = _checked("a number above 0", lambda v: _number(v) and 0 < v < math.inf)
-nonnegative = _checked("a number from 0 up", lambda v: _number(v) and 0 <= v < math.inf)
-share = _checked("a share between 0 and 1", lambda v: _number(v) and 0 < v < 1)
-share_or_zero = _checked("a share from 0 to below 1", lambda v: _number(v) and 0 <= v < 1)
-fraction = _checked("a share from 0 to 1", lambda v: _number(v) and 0 <= v <= 1)
-flag = _checked("yes or no", lambda v: isinstance(v, bool))
-count = _checked("a whole number from 1 up", _count)
-count_or_none = _checked("a whole number from 1 up", lambda v: v is None or _count(v))
+positive = _setting_kind("a number above 0", lambda v: _number(v) and 0 < v < math.inf)
+nonnegative = _setting_kind("a number from 0 up", lambda v: _number(v) and 0 <= v < math.inf)
+share = _setting_kind("a share between 0 and 1", lambda v: _number(v) and 0 < v < 1)
+share_or_zero = _setting_kind("a share from 0 to below 1", lambda v: _number(v) and 0 <= v < 1)
+fraction = _setting_kind("a share from 0 to 1", lambda v: _number(v) and 0 <= v <= 1)
+flag = _setting_kind("yes or no", lambda v: isinstance(v, bool))
+count = _setting_kind("a whole number from 1 up", _count)
+count_or_none = _setting_kind("a whole number from 1 up", lambda v: v is None or _count(v))

@@ -156,7 +156,7 @@ class GradientNorm(_TwoPasses, Penalised, name="gradient-norm"):
 def sharpness_aware_gradient(
     parameters: Iterable[nn.Parameter], backward: Callable[[], None], rho: float
 ) -> float:
-    """Replace the gradients g at θ by those at θ + ρ g/‖g‖; θ is unchanged bit for bit.
+    """Replace the gradients g at θ by the gradients at θ + ρ g/‖g‖; θ is unchanged bit for bit.
 
     If ‖g‖ is zero or not finite, the gradients are unchanged.
 

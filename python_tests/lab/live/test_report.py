@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jachess_ext._text import number, scientific, share
+from jachess_ext._text import number_text, percent, scientific_text
 from jachess_ext.lab.live import report
 from jachess_ext.scaling import LossTable, Selection, read_table, select
 from python_tests.browser import assert_shown
@@ -42,18 +42,18 @@ def test_the_ranking_is_that_of_the_selection(tmp_path: Path) -> None:
     found = pd.DataFrame(cells[1 : 1 + len(selection.names)], columns=cells[0])
     frame = selection.to_frame()
     assert found["model"].tolist() == frame["name"].tolist()
-    assert found["loss"].tolist() == list(map(number, frame["predicted"]))
+    assert found["loss"].tolist() == list(map(number_text, frame["predicted"]))
     ends = [
-        f"{number(low)} … {number(high)}"
+        f"{number_text(low)} … {number_text(high)}"
         for low, high in zip(frame["low"], frame["high"], strict=True)
     ]
     assert found["90 % interval"].tolist() == ends
-    assert found["P(best)"].tolist() == list(map(share, frame["prob_best"]))
-    assert found["of all in full"].map(unescape).tolist() == list(map(share, frame["cost"]))
+    assert found["P(best)"].tolist() == list(map(percent, frame["prob_best"]))
+    assert found["of all in full"].map(unescape).tolist() == list(map(percent, frame["cost"]))
     assert cells[0][:3] == ["", "model", "P(best)"], "what a narrow screen shows first"
     assert selection.advice in text and "losses.csv" in text
     assert len(selection.notes) == 1 and selection.notes[0] in text
-    assert found["measured"].tolist() == list(map(number, frame["measured"]))
+    assert found["measured"].tolist() == list(map(number_text, frame["measured"]))
 
 
 WAVE = np.random.default_rng(1).normal(0, 1, 20)
@@ -68,7 +68,7 @@ def test_the_answer_is_as_sure_as_its_advice(gap: float, noise: float, tmp_path:
     text = page_of(tmp_path / "page.html", selection)
     best, decided = selection.ranking[0], selection.is_decided
     assert (f"{best} is the model to fine-tune on 1,638,400 examples" in text) == decided
-    chance = share(selection.best_probabilities.max())
+    chance = percent(selection.best_probabilities.max())
     undecided = f"{best} is most likely the best on 1,638,400 examples ({chance}"
     assert (undecided in text) == (selection.has_signal and not decided)
     assert ("No model is known to be better than another" in text) == (gap == 0)
@@ -92,7 +92,7 @@ def test_scores_are_shown_as_scores(tmp_path: Path) -> None:
     text = page_of(tmp_path / "page.html", selection)
     plain = select(table, BUDGET, TARGET)
     assert selection.ranking == plain.ranking
-    assert number(100 - 10 * plain.predicted_losses.min()) in text
+    assert number_text(100 - 10 * plain.predicted_losses.min()) in text
 
 
 def test_costs_are_shares_of_the_last_and_stops_have_reasons(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_texts() -> None:
     )
     shares = (0.0, 1e-5, 0.004, 0.314, 0.99, 0.9987, 1.0, np.nan)
     expected = ["0.0 %", "< 0.1 %", "0.4 %", "31 %", "99 %", "99.9 %", "100.0 %", "–"]
-    assert [share(p) for p in shares] == expected
-    assert [number(x) for x in (0.25, 1500, 2e4, np.inf)] == ["0.2500", "1,500", "20,000", "–"]
+    assert [percent(p) for p in shares] == expected
+    assert [number_text(x) for x in (0.25, 1500, 2e4, np.inf)] == ["0.2500", "1,500", "20,000", "–"]
     powers = {1.234e15: "1.23 × 10¹⁵", 9.999e-4: "1.00 × 10⁻³", 0.0: "0", 1.0: "1.00 × 10⁰"}
-    assert {value: scientific(value) for value in powers} == powers
+    assert {value: scientific_text(value) for value in powers} == powers
