@@ -133,7 +133,7 @@ def test_every_sanitized_test_reaches_a_kernel() -> None:
     lines = re.findall(r"^kernel calls: (\d+) of (\S+) in ", done.stdout, re.MULTILINE)
     calls = {kernel: int(count) for count, kernel in lines}
     assert calls.keys() == {"float16-4-64", "bfloat16-2-128", "bfloat16-4-128"}, done.stdout
-    assert all(count >= 3 for count in calls.values()) and len(lines) == 3, done.stdout
+    assert all(calls.values()) and len(lines) == 3, done.stdout
 
 
 @pytest.mark.parametrize("command", ["", "all"])
