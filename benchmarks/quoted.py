@@ -301,10 +301,13 @@ def laplacian() -> str:
     )
 
 
+PINNS = {"pinn": "∂f/∂t − ∂²f/∂x²", "wave": "∂²f/∂t² − ∂²f/∂x²"}
+PINN_POINTS = (256, 500, 1000, 4000)
+
+
 def pinn() -> str:
     """Return a training step by `jx.laplacian` over one by double backward, of networks in (x, t):
     docs/tutorials."""
-    sizes = (256, 500, 1000, 4000)
 
     def both(network: str, size: int) -> str:
         figures = "training step", "training step, compiled"
@@ -314,10 +317,10 @@ def pinn() -> str:
         )
 
     return table(
-        ["eager, compiled", *(f"{size:,} points" for size in sizes)],
+        ["eager, compiled", *(f"{size:,} points" for size in PINN_POINTS)],
         [
-            [f"{equation}, float{bits}", *(both(f"{network}{bits}", size) for size in sizes)]
-            for network, equation in (("pinn", "∂f/∂t − ∂²f/∂x²"), ("wave", "∂²f/∂t² − ∂²f/∂x²"))
+            [f"{equation}, float{bits}", *(both(f"{network}{bits}", size) for size in PINN_POINTS)]
+            for network, equation in PINNS.items()
             for bits in (32, 64)
         ],
     )
@@ -551,6 +554,13 @@ def front() -> str:
         _spread([ratios("laplacian", s, figure, "double backward")[-1] for s in _LAPLACIANS], 2)
         for figure in ("value", "training step")
     ]
+    networks = [f"{name}{bits}-D2-N{n}" for name in PINNS for bits in (32, 64) for n in PINN_POINTS]
+    pinns = [
+        _spread(
+            [ratios("laplacian", shape, figure, "double backward")[-1] for shape in networks], 2
+        )
+        for figure in ("training step", "training step, compiled")
+    ]
     return table(
         ["what", "on a CPU"],
         [
@@ -565,6 +575,8 @@ def front() -> str:
              f"{_spread(plain)} times as long; {_spread(graph)} in one graph (4 × 64 and 6 × 384)"],
             ["Laplacians of MLPs and transformers, against double backward",
              f"{laplacians[0]} of its time; a training step {laplacians[1]}"],
+            ["a step of a network in (x, t), 256 to 4,000 points, against double backward",
+             f"{pinns[1]} of its time compiled, {pinns[0]} eager"],
             ["the NTK of a 6-layer encoder, against per-sample gradients by `torch.func`",
              f"{_spread(kernels)} times faster"],
         ],
