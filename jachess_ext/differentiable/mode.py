@@ -39,7 +39,7 @@ _BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)
 Math: TypeAlias = Literal["replace", "keep"]
 
 
-def differentiable(math: Math = "replace") -> TorchFunctionMode:
+def differentiable(math: Math = "replace") -> _Differentiable:
     """Return a context in which unmodified code can differentiate operators that torch refuses to
     differentiate.
 
