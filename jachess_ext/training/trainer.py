@@ -100,8 +100,8 @@ class MethodMixin(_Base):
 
     Args:
         method: a `Method`, or text for `parse_method`.
-        unlabelled_dataset: rows for TAPT and the modes joint and unlab, whose labels are dropped;
-            other methods ignore it.
+        unlabelled_dataset: tokenised rows, as in ``train_dataset``, for TAPT and the modes joint
+            and unlab, whose labels are dropped; other methods ignore it.
         graphed: whether to run forward and backward of training batches as a CUDA graph
             (`jx.graphed`), for methods none, jachess in mode train and those derived from it.
             Batches need one shape: a collator that pads to a fixed length, and
