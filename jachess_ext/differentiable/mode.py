@@ -39,7 +39,7 @@ _BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)
 Math: TypeAlias = Literal["replace", "keep"]
 
 
-def differentiable(math: Math = "replace") -> _Differentiable:
+def differentiable(math: Math = "replace") -> Differentiable:
     """Return a context in which unmodified code can differentiate operators that torch refuses to
     differentiate.
 
@@ -74,10 +74,10 @@ def differentiable(math: Math = "replace") -> _Differentiable:
     """
     if math not in get_args(Math):
         raise ValueError(f"math is {math!r}; expected one of {', '.join(get_args(Math))}")
-    return _Differentiable(math)
+    return Differentiable(math)
 
 
-class _Differentiable(TorchFunctionMode, ContextDecorator):
+class Differentiable(TorchFunctionMode, ContextDecorator):
     def __init__(self, math: Math) -> None:
         super().__init__()
         self._math = math
@@ -133,7 +133,7 @@ attention_blocks.ANSWERS.append(_flex_attention)
 def is_active() -> bool:
     """Return whether `differentiable` is active in this thread."""
     modes = torch_private.function_modes()
-    return any(isinstance(mode, _Differentiable) for mode in modes)
+    return any(isinstance(mode, Differentiable) for mode in modes)
 
 
 def _is_plain(values: Sequence[object]) -> bool:
