@@ -39,7 +39,7 @@ _BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType)
 Math: TypeAlias = Literal["replace", "keep"]
 
 
-def differentiable(math: Math = "replace") -> TorchFunctionMode:
+def differentiable(math: Math = "replace") -> Differentiable:
     """Return a context in which unmodified code can differentiate operators that torch refuses to
     differentiate.
 
@@ -75,10 +75,10 @@ def differentiable(math: Math = "replace") -> TorchFunctionMode:
     """
     if math not in get_args(Math):
         raise ValueError(f"math is {math!r}; expected one of {', '.join(get_args(Math))}")
-    return _Differentiable(math)
+    return Differentiable(math)
 
 
-class _Differentiable(TorchFunctionMode, ContextDecorator):
+class Differentiable(TorchFunctionMode, ContextDecorator):
     def __init__(self, math: Math) -> None:
         super().__init__()
         self._math = math
@@ -134,7 +134,7 @@ attention_blocks.ANSWERS.append(_flex_attention)
 def is_active() -> bool:
     """Return whether `differentiable` is active in this thread."""
     modes = torch_private.function_modes()
-    return any(isinstance(mode, _Differentiable) for mode in modes)
+    return any(isinstance(mode, Differentiable) for mode in modes)
 
 
 def _is_plain(values: Sequence[object]) -> bool:

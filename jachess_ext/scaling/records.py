@@ -137,8 +137,8 @@ def _pivot(records: Records, columns: Index, sizes: Array) -> tuple[Array, Array
     if count > 1:
         text = f"{records.name} has the model {quote(name)} at size {size:g}"
         text += f" with seed {seed}" if seed else ""
-        text += " twice; expected one row a model and one column a size, the rows of one word of a"
-        raise TableError(f"{text} column (such as task='rte'), or a column 'seed' of repeated runs")
+        text += " twice; expected one row a model and one column a size, one task (task='rte'),"
+        raise TableError(f"{text} or a column 'seed' of repeated runs (by another name: seed='x')")
     rows = {name: row for row, name in enumerate(records.names)}
     shape = len(rows), len(sizes)
     cell_indices = np.ravel_multi_index(([rows[name] for name in records.models], columns), shape)

@@ -358,7 +358,7 @@ class _Reader:
                 self.questions.add(text, ignore=[label])
         if unused:
             text = f"{table} has numbers in {quote_all(unused)}, not named by a size such as 1000"
-            self.questions.add(f"{text} or 1k; rename or leave out", ignore=unused)
+            self.questions.add(f"{text} or 1k; rename, leave out or say what it is", ignore=unused)
 
     def _keep_models(self, index: int) -> list[str]:
         """Remove ignored models and summary rows (with a question), and return each row's model.
@@ -561,7 +561,7 @@ class _Reader:
         if not indices:
             wanted_text = "values" if metric is None else f"the metric {quote(metric)}"
             text = f"{table} has no column named by a size, nor one of {wanted_text} that is known,"
-            text += f" among the numbers {listed or 'of no other column'}; call one value"
+            text += f" among the other columns of numbers ({listed or 'none'}): check its cells"
             if metric is not None or not candidates:
                 raise TableError(text)
             label = labels[candidates[0]]

@@ -101,7 +101,7 @@ class MethodMixin(_Base):
 
     Args:
         method: a `Method`, or text for `parse_method`.
-        unlabelled_dataset: rows like those of ``train_dataset`` for TAPT, `recommended` and the
+        unlabelled_dataset: tokenised rows, as in ``train_dataset``, for TAPT, `recommended` and the
             modes joint and unlab, whose labels are dropped; other methods ignore it.
         graphed: whether to run forward and backward of training batches as a CUDA graph
             (`jx.graphed`), for methods none, jachess in mode train and those derived from it.

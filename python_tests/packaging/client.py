@@ -67,6 +67,7 @@ assert_type(jx.gradient_loss(field, {"x": x}, lambda _, g: g["x"].sum()).gradien
 
 with jx.differentiable(), jx.forward_code():
     pass
+assert_type(jx.differentiable()(field)(x), Tensor)
 assert_type(jx.graphed(field)(x), Tensor)
 
 # ---- kernels, smoothness, penalties -------------------------------------------------------------

@@ -129,5 +129,11 @@ def test_promised_names_are_on_the_reference_pages(module: str) -> None:
     assert not missing
 
 
+def test_the_reference_shows_functions_and_not_folders_of_their_name() -> None:
+    """The site reads the source, where `jachess_ext.ntk` is the folder and not the function."""
+    folders = [entry for entry in ON_PAGES if (ROOT / entry.replace(".", "/")).is_dir()]
+    assert not folders
+
+
 def test_the_reference_lists_nothing_twice() -> None:
     assert len(set(ON_PAGES)) == len(ON_PAGES) > 60

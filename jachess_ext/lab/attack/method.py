@@ -32,7 +32,9 @@ class AttackAugment(Penalised, name="attack-augment"):
 
     Under attack, words are swapped for the candidates that raise the loss most, to first order.
 
-    Args (further ones: `Penalised`):
+    Further arguments: those of `Penalised`.
+
+    Args:
         synonyms: path of a file of synonyms or of WordNet's folder, or "embeddings": the nearest
             rows of the model's embedding table at the time when the trainer is made.
         candidates: largest number of candidates of a word.

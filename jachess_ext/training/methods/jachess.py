@@ -49,7 +49,9 @@ class JacHess(WithModes, name="jachess"):
         >>> method.label, method.settings["normalize"]
         ('jachess-unlab', True)
 
-    Args (further ones: `WithModes`):
+    Further arguments: those of `WithModes`.
+
+    Args:
         strength: factor of R; without effect in mode unlab, since AdamW normalises gradients.
         calibration_batches: number of batches that the base norms are measured on.
         unlab_every: mode unlab: optimiser steps between passes; None: an epoch.

@@ -170,7 +170,9 @@ class CorruptConsistency(_Consistency, WithModes, name="corrupt-consistency"):
     through both passes.  Mode joint: x is an unlabelled batch, and p(x) a target without gradient
     and dropout (Xie et al. 2020, *Unsupervised Data Augmentation*).
 
-    Args (further ones: `_Corruption`, `WithModes`):
+    Further arguments: those of `_Corruption` and `WithModes`.
+
+    Args:
         every: apply the penalty in every n-th optimiser step only, with n-fold strength.
     """
 
