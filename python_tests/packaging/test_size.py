@@ -17,7 +17,7 @@ PACKAGE = ROOT / "jachess_ext"
 LINES = {
     "differentiable": 1187,
     "jet": 6374,
-    "lab": 4099,
+    "lab": 4098,
     "ntk": 2018,
     "ops": 2719,
     "scaling": 3676,
