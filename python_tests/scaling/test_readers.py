@@ -477,8 +477,7 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "tensorboard.backend.event_processing.event_accumulator"
-    accumulator = pytest.importorskip(module).EventAccumulator
+    pytest.importorskip("tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
     monkeypatch.chdir(tmp_path)
@@ -486,8 +485,8 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with SummaryWriter(f"logs/{model}/{rows}/0") as writer:
             for step, value in enumerate((0.1, accuracy)):
                 writer.add_scalar("eval/accuracy", value, step)
-    check(as_documented("TensorBoard", EventAccumulator=accumulator), ("small", "large"))
+    check(as_documented("TensorBoard"), ("small", "large"))
     with SummaryWriter("logs/small/100/1") as writer:
         writer.add_scalar("eval/accuracy", math.nan, 0)
     with pytest.raises(TableError, match="run of 'small' at size 100 with seed 1 is nan"):
-        as_documented("TensorBoard", EventAccumulator=accumulator)
+        as_documented("TensorBoard")
