@@ -301,6 +301,21 @@ def laplacian() -> str:
     )
 
 
+def trainer() -> str:
+    """Return a step of MethodTrainer with JacHess over one of transformers' Trainer:
+    docs/compile.md."""
+    body = [
+        [label]
+        + [
+            _last("trainer_step", shape, f"MethodTrainer's, {way}", "Trainer's step")
+            for way in ("eager", "aot_eager", "inductor")
+        ]
+        for shape, label in _ENCODERS.items()
+        if shape in {row["shape"] for row in rows("trainer_step")}
+    ]
+    return table(["encoder", "eager", "aot_eager", "Inductor"], body)
+
+
 PINNS = {"pinn": "∂f/∂t − ∂²f/∂x²", "wave": "∂²f/∂t² − ∂²f/∂x²"}
 PINN_POINTS = (256, 500, 1000, 4000)
 
@@ -862,6 +877,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "front": front,
     "laplacian": laplacian,
     "pinn": pinn,
+    "trainer": trainer,
     "meanflow": meanflow,
     "meanflow-dit": meanflow_dit,
     "nested": nested,
