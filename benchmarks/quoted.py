@@ -325,11 +325,9 @@ def pinn() -> str:
     docs/tutorials."""
 
     def both(network: str, size: int) -> str:
+        measured = "laplacian", f"{network}-D2-N{size}"
         figures = "training step", "training step, compiled"
-        shape = f"{network}-D2-N{size}"
-        return ", ".join(
-            f"{ratios('laplacian', shape, figure, 'double backward')[-1]:.2f}" for figure in figures
-        )
+        return ", ".join(_last(*measured, figure, "double backward", 2) for figure in figures)
 
     return table(
         ["eager, compiled", *(f"{size:,} points" for size in PINN_POINTS)],
@@ -806,19 +804,19 @@ def development_parts() -> str:
 
 def development_chances() -> str:
     """Return P(best) said and true by bins, and what is said of tables of coin flips."""
-    found = [r for r in rows("selection_development") if r["variant"] == _AS_IT_IS]
-    bins = [r for r in found if r["group"].startswith("P(best)")]
+    current = [r for r in rows("selection_development") if r["variant"] == _AS_IT_IS]
+    bins = [r for r in current if r["group"].startswith("P(best)")]
     shown = [f"{float(r['P said']):.2f}, {float(r['P true']):.2f} ({r['cases']})" for r in bins]
     return table([r["group"] for r in bins], [shown])
 
 
 def development_coins() -> str:
     """Return how often tables of coin flips are said to tell nothing."""
-    found = [r for r in rows("selection_development") if r["group"].startswith("coins")]
+    coins = [r for r in rows("selection_development") if r["group"].startswith("coins")]
     head = ["tables of coin flips", "number", "told as no signal, %", "decided, %"]
     return table(head, [[r["group"].removeprefix("coins, "), r["cases"],
                          f"{float(r['no signal']):.0f}", f"{float(r['decided']):.0f}"]
-                        for r in found])  # fmt: skip
+                        for r in coins])  # fmt: skip
 
 
 def ntk() -> str:

@@ -830,17 +830,17 @@ def flip_coins() -> Iterator[dict[str, Any]]:
     """Yield how often tables of coin flips are said to tell nothing, and one to be the best."""
     generator = np.random.default_rng(0)
     for models, count in COINS:
-        sizes, found = 100.0 * 2 ** np.arange(count), []
+        sizes, selections = 100.0 * 2 ** np.arange(count), []
         for _ in range(COIN_TABLES):
             losses = 1 - generator.binomial(_FLIPS, 0.5, (models, count)) / _FLIPS
             names = tuple(map(str, range(models)))
             table = LossTable(names, sizes, losses, None, "accuracy")
-            found.append(select(table, sizes[-1], 8 * sizes[-1]))
+            selections.append(select(table, sizes[-1], 8 * sizes[-1]))
         yield {
             "group": f"coins, {models} models, {count} sizes",
             "cases": COIN_TABLES,
-            "no signal": 100 * np.mean([not selection.has_signal for selection in found]),
-            "decided": 100 * np.mean([selection.is_decided for selection in found]),
+            "no signal": 100 * np.mean([not selection.has_signal for selection in selections]),
+            "decided": 100 * np.mean([selection.is_decided for selection in selections]),
         }
 
 
@@ -895,8 +895,8 @@ def development(
         SystemExit: no tables are given.
     """
     cases = development_cases(flan, llm, lcdb, pretraining)
-    given = {"--flan": flan, "--llm": llm, "--lcdb": lcdb, "--pretraining": pretraining}
-    if missing := [option for option, path in given.items() if path is None]:
+    paths = {"--flan": flan, "--llm": llm, "--lcdb": lcdb, "--pretraining": pretraining}
+    if missing := [option for option, path in paths.items() if path is None]:
         print(f"without the families of {', '.join(missing)}", file=sys.stderr)
     rows: list[dict[str, Any]] = []
     for variant in variants:

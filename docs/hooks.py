@@ -95,8 +95,8 @@ def in_repository(file: Any) -> str:
 
 def linked(markdown: str, page: str) -> Iterator[str]:
     """The files of the repository that a page links to."""
-    for found in _LINK.finditer(markdown):
-        place = posixpath.normpath(posixpath.join(posixpath.dirname(page), found[2]))
+    for match in _LINK.finditer(markdown):
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(page), match[2]))
         if (ROOT / place).is_file():
             yield place
 
@@ -110,14 +110,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         page.meta["search"] = {"exclude": True}
     here = in_repository(page.file)
 
-    def to_site(found: re.Match[str]) -> str:
-        place = posixpath.normpath(posixpath.join(posixpath.dirname(here), found[2]))
+    def to_site(match: re.Match[str]) -> str:
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(here), match[2]))
         inside = place.removeprefix("docs/")
         target = posixpath.relpath(inside, posixpath.dirname(source) or ".")
-        return f"{found[1]}<{target}{found[3] or ''}>)"
+        return f"{match[1]}<{target}{match[3] or ''}>)"
 
-    def with_heading(found: re.Match[str]) -> str:
-        return f"{found[0]}\n    options: {{ heading: {public_name(found[1])} }}"
+    def with_heading(match: re.Match[str]) -> str:
+        return f"{match[0]}\n    options: {{ heading: {public_name(match[1])} }}"
 
     return _OBJECT.sub(with_heading, _LINK.sub(to_site, markdown))
 
@@ -145,8 +145,8 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     if page.file.src_uri.startswith("reference/"):
         html = re.sub(r"\bdocs/(\w+)\.md\b", r'<a href="../\1.html">\g<0></a>', html)
 
-    def marked(found: re.Match[str]) -> str:
-        prose = len(re.sub("<[^>]*>", "", found[2])) > 40
-        return f'<td class="prose"{found[1]}>{found[2]}</td>' if prose else found[0]
+    def marked(match: re.Match[str]) -> str:
+        prose = len(re.sub("<[^>]*>", "", match[2])) > 40
+        return f'<td class="prose"{match[1]}>{match[2]}</td>' if prose else match[0]
 
     return _CELL.sub(marked, html)

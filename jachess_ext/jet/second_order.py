@@ -427,8 +427,8 @@ def _traced_laplacian(
     (group,) = scale.groups
     if scale.roots is not None:
         steps = steps * append_dims(scale.roots, steps.ndim)
-    order = 2 if group.num_squares else 1
-    jet = jet_in_graph(fn, x, steps[group.numbers], order, scale.second, group.num_squares)
+    steps = steps if group.numbers == sorted(group.numbers) else steps[group.numbers]
+    jet = jet_in_graph(fn, x, steps, 2 if group.num_squares else 1, scale.second, group.num_squares)
     if not isinstance(jet, Jet) or jet.primal.shape[:1] != x.shape[:1]:
         raise JetGraphError("fn must return one floating-point tensor [N, ...], a result a row")
     result = PassResult(group, [steps], [jet], [jet.first], itemgetter(0), ())

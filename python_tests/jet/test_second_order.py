@@ -493,12 +493,13 @@ def test_rows_that_depend_on_others_in_one_function_of_an_ensemble() -> None:
         mixes(shares)
 
 
-def test_weights_within_transforms() -> None:
+@pytest.mark.parametrize("container", [torch.clone, list])
+def test_weights_within_transforms(container: Callable[[Tensor], Any]) -> None:
     """Where a weight is 0 its root has no derivative, and of several sets the signs differ."""
     f, x, weights = network("mlp"), randn(3, D), torch.tensor([2.0, 0.0, -3.0, 0.5]).double()
 
     def run(weights: Tensor) -> Tensor:
-        return jx.laplacian(f, x, weights=weights)[2]
+        return jx.laplacian(f, x, weights=container(weights))[2]
 
     squares = jx.hessian_diagonal(f, x)[2]
     for transform in (jacrev, torch.func.jacfwd):
