@@ -77,7 +77,7 @@ def compile_kernel(
         **{"statistics": "*fp32", "delta": "*fp32", "seed": "*i64", "P": "constexpr"},
         **{"strides": (("i32",) * 4,) * len(strided), "sizes": ("i32",) * 5},
         **{"numbers": ("fp32", "fp32", "i32", "fp32"), "rectangle": ("i32",) * 5},
-        "VALUE": "constexpr",
+        "VALUES": "constexpr",
     }
     signature = {x: types[x] for x in kernel.arg_names}
     sixteen = [["tt.divisibility", 16]]
@@ -90,7 +90,7 @@ def compile_kernel(
     attributes |= {(place, n, m): sixteen for n in range(len(strided)) for m in range(4)}
     constants: dict[str, Any] = {"P": settings}
     if of_keys:
-        constants["VALUE"] = name == "value_gradient"
+        constants["VALUES"] = name == "value_gradient"
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)

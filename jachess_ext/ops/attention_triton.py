@@ -171,7 +171,7 @@ class Launcher:
                 *(*jets[:3], self.mask, *jets[3:], *strided, *contiguous, self.seed),
                 tuple(x.stride()[:4] for x in with_strides),
                 *(self.sizes, self.numbers, *((rectangle,) if rectangle else ())),
-                **({"VALUE": name == "value_gradient"} if owns_keys else {}),
+                **({"VALUES": name == "value_gradient"} if owns_keys else {}),
                 P=kernels.Plan(tile.rows, tile.keys, *self.plan, tile.stages),
                 num_warps=tile.warps,
                 num_stages=tile.stages,
