@@ -188,9 +188,9 @@ def _weighted_laplacian(passes: list[PassResult], weights: Weights) -> Laplacian
     sums = sums or [[torch.zeros_like(primal) for primal in passes[0].primals]]
     laplacians = [reduce(torch.add, terms) for terms in zip(*sums, strict=True)]
     gradients = _concat([p.first for p in passes])
-    numbers = [number for p in passes for number in p.group.numbers]
-    if numbers != sorted(numbers):
-        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+    direction_numbers = [number for p in passes for number in p.group.numbers]
+    if direction_numbers != sorted(direction_numbers):
+        order = sorted(range(len(direction_numbers)), key=direction_numbers.__getitem__)
         gradients = [slopes[order] for slopes in gradients]
     if roots is not None:
         gradients = [slopes / append_dims(roots, slopes.ndim) for slopes in gradients]

@@ -307,12 +307,12 @@ class Job:
         self._outputs = OutputMap(inner_model, outputs, seed)
         for side in sides:
             self._outputs.check(side)
-        chosen = choose_parameters(inner_model, parameters)
-        self._device = next(iter(chosen.values())).device
-        self._coverage = Coverage(inner_model, chosen)
+        selected = choose_parameters(inner_model, parameters)
+        self._device = next(iter(selected.values())).device
+        self._coverage = Coverage(inner_model, selected)
         if method == "per_sample":
-            self._coverage.fallback.update(dict.fromkeys(chosen, _REQUESTED))
-        dtypes = {parameter.dtype.to_real() for parameter in chosen.values()}
+            self._coverage.fallback.update(dict.fromkeys(selected, _REQUESTED))
+        dtypes = {parameter.dtype.to_real() for parameter in selected.values()}
         self._dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
         with FORCE_EAGER:
             with evaluation_mode(inner_model):

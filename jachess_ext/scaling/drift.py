@@ -48,8 +48,8 @@ class Drift:
         two.
         """
         # `drift` and `noise` are variances.
-        reach = np.maximum(np.log(size) - self.last, 0.0) if size > 0 else np.zeros(len(self.last))
-        drift, noise = self.rate**2 * reach**3 / self.span, exact.scale**2
+        gap = np.maximum(np.log(size) - self.last, 0.0) if size > 0 else np.zeros(len(self.last))
+        drift, noise = self.rate**2 * gap**3 / self.span, exact.scale**2
         dof = (noise + drift) ** 2 / (noise**2 / exact.dof + drift**2 / _DRIFT_DOF)
         return Student(exact.location, np.sqrt(noise + drift), dof)
 

@@ -51,7 +51,7 @@ def corrupt_tokens(
     share: float,
     *,
     unknown: int,
-    special: Tensor,
+    special_ids: Tensor,
     generator: torch.Generator,
     padding: int | None = None,
 ) -> Tensor:
@@ -69,7 +69,7 @@ def corrupt_tokens(
         attention_mask: [B, T], 1 on real tokens.
         share: between 0 and 1.
         unknown: id of the unknown token.
-        special: ids that are never replaced (`tokenizer.all_special_ids`), [k] or empty.
+        special_ids: ids that are never replaced (`tokenizer.all_special_ids`), [k] or empty.
         generator: CPU generator.
         padding: the model's padding id (`config.pad_token_id`), if any.
 
@@ -83,7 +83,7 @@ def corrupt_tokens(
         >>> ids = torch.tensor([[2, 7, 8, 3]])
         >>> corrupt_tokens(
         ...     ids, torch.ones_like(ids), 1.0,
-        ...     unknown=1, special=torch.tensor([2, 3]), generator=torch.Generator(),
+        ...     unknown=1, special_ids=torch.tensor([2, 3]), generator=torch.Generator(),
         ... ).tolist()
         [[2, 1, 1, 3]]
     """
@@ -91,7 +91,7 @@ def corrupt_tokens(
         input_ids,
         attention_mask,
         share,
-        special=special,
+        special_ids=special_ids,
         generator=generator,
         padding=padding if unknown == padding else None,
     )
@@ -103,7 +103,7 @@ def sample_tokens(
     attention_mask: Tensor,
     share: float,
     *,
-    special: Tensor,
+    special_ids: Tensor,
     generator: torch.Generator,
     padding: int | None = None,
 ) -> Tensor:
@@ -117,7 +117,7 @@ def sample_tokens(
         raise ValueError(f"share must lie in [0, 1]; got {share}")
     ids = input_ids.cpu()
     real = attention_mask.cpu().bool()
-    candidates = real & ~torch.isin(ids, special.cpu().to(ids.dtype))
+    candidates = real & ~torch.isin(ids, special_ids.cpu().to(ids.dtype))
     if padding is not None:
         columns = torch.arange(ids.shape[1])
         last = torch.where(ids != padding, columns, -1).amax(1, keepdim=True)

@@ -61,21 +61,21 @@ def make_weights(weights: WeightsLike, count: int, point: Tensor) -> Weights:
             [torch.as_tensor(weight, dtype=point.dtype, device=point.device) for weight in weights]
         )
     factors = torch.as_tensor(weights, dtype=point.dtype, device=point.device)
-    can_read = not (is_dynamo_compiling() or is_exporting() or library.capturing())
+    has_values = not (is_dynamo_compiling() or is_exporting() or library.capturing())
     fits = factors.ndim in (1, 2) and all(map(eq, factors.shape, (count, batch)))
-    if not fits or (can_read and not unwrap(factors).isfinite().all()):
+    if not fits or (has_values and not unwrap(factors).isfinite().all()):
         raise ValueError(
             f"weights have shape {list(factors.shape)}; expected [{count}], a finite number for "
             f"each direction, or [{count}, {batch}], for each in each row"
         )
     is_tensor = isinstance(weights, Tensor)
-    if factors.ndim > 1 or (is_tensor and (not can_read or _is_differentiated(factors))):
+    if factors.ndim > 1 or (is_tensor and (not has_values or _is_differentiated(factors))):
         return Weights([all_squares], "squares", factors)
     weights = factors.tolist() if is_tensor else weights
     zero = [i for i, weight in enumerate(weights) if weight == 0]
     minus = [i for i, weight in enumerate(weights) if weight < 0]
     plus = [i for i in numbers if i not in {*zero, *minus}]
-    if plus and minus and not can_read:  # fn cannot run twice
+    if plus and minus and not has_values:  # fn cannot run twice
         squares = plus + minus
         return Weights([Group(1, squares + zero, len(squares))], "squares", factors)
     groups = [Group(sign, numbers, len(numbers)) for sign, numbers in ((1, plus), (-1, minus))]

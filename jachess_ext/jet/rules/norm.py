@@ -224,10 +224,10 @@ def batch_norm(
         return _affine_channels(out, weight, bias, input.dtype)
     if training or running_mean is None or running_var is None:
         _undo_batch_count()
-        detail = (
+        advice = (
             "it would change the running statistics; use eval mode or track_running_stats=False"
         )
-        raise missing_rule(F.batch_norm, detail)
+        raise missing_rule(F.batch_norm, advice)
     channels = (-1, *(1,) * (input.ndim - 2))
     inverse_std = torch.rsqrt(wide(running_var) + eps).reshape(channels)
     out = (wide(input) - wide(running_mean).reshape(channels)) * inverse_std

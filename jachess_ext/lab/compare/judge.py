@@ -101,8 +101,8 @@ def attack_figures(
         `Attacked.figures`, and ``of``, the number of rows chosen.
     """
     # evenly spaced, as files are often sorted by class
-    count = min(conditions.attack_rows or len(examples), len(examples))
-    rows = examples.take([i * len(examples) // count for i in range(count)])
+    num_rows = min(conditions.attack_rows or len(examples), len(examples))
+    rows = examples.take([i * len(examples) // num_rows for i in range(num_rows)])
     attacked = attack_words(
         model,
         tokenizer,
@@ -114,7 +114,7 @@ def attack_figures(
         max_length=max_length,
         batch=conditions.batch,
     )
-    return {"of": float(count), **attacked.figures}
+    return {"of": float(num_rows), **attacked.figures}
 
 
 def judge(
@@ -232,7 +232,7 @@ def corrupt_batches(
             batch["attention_mask"],
             share,
             unknown=unknown,
-            special=special,
+            special_ids=special,
             generator=generator,
             padding=tokenizer.pad_token_id,
         )

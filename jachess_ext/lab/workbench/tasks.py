@@ -515,8 +515,8 @@ def hold_out(task: Task, share: float) -> Task:
         )
     # Texts are compared, not indices, so that duplicates of dev texts are removed as well.
     dev_texts = set(dev.rows)
-    free = [i for i, row in enumerate(task.unlabelled.rows) if row not in dev_texts]
-    unlabelled = task.unlabelled.take(free) if free else task.unlabelled
+    not_in_dev = [i for i, row in enumerate(task.unlabelled.rows) if row not in dev_texts]
+    unlabelled = task.unlabelled.take(not_in_dev) if not_in_dev else task.unlabelled
     return replace(task, train=train, unlabelled=unlabelled, dev=dev, validation=None)
 
 

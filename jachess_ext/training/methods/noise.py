@@ -103,7 +103,7 @@ class _Corruption(Method):
             ids,
             torch.ones_like(ids) if mask is None else mask,
             self.swapped,
-            special=self._special,
+            special_ids=self._special,
             generator=generator,
             padding=self._padding if self._unknown == self._padding else None,
         )
