@@ -236,6 +236,10 @@ class Sheet:
                 has_number = True  # `numbers` raises for it, with a suggestion
         return has_number
 
+    def has_digits(self, index: int) -> bool:
+        """Return whether a cell of a column begins as a number does."""
+        return any(re.match(r"[-+.]?\d", text) for text in self.texts(index))
+
     def are_counts(self, index: int) -> bool:
         """Return whether a column holds only sizes such as 300M or 25%, and empty cells."""
         texts = [text for text in self.texts(index) if not is_missing(text)]

@@ -548,12 +548,14 @@ class _Reader:
             TableError: no column can be that of the values.
         """
         table, labels = self.sheet.name, self.sheet.labels
-        candidates = [p for p in range(len(labels)) if p not in used and self.sheet.are_numbers(p)]
+        unused = [p for p in range(len(labels)) if p not in used]
+        candidates = [p for p in unused if self.sheet.are_numbers(p)]
         indices = [p for p in candidates if has_role("value", labels[p])]
+        # A metric's column may hold a cell that is no number: `Sheet.numbers` names the cell.
         if metric is None:
-            indices += [p for p in candidates if metric_word(labels[p]) is not None]
-        elif names := matching_names(metric, [labels[p] for p in candidates]):
-            indices = [p for p in candidates if labels[p] in names]
+            indices += [p for p in unused if metric_word(labels[p]) and self.sheet.has_digits(p)]
+        elif names := matching_names(metric, [labels[p] for p in unused]):
+            indices = [p for p in unused if labels[p] in names]
         listed = quote_all([labels[p] for p in indices or candidates], 3)
         if len(indices) > 1:
             text = f"{table} has several columns of values, {listed}; say which"
