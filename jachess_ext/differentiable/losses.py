@@ -42,7 +42,7 @@ def _rows(x: Tensor) -> Tensor:
 def hardsigmoid(input: Tensor) -> Tensor:
     """Compute x / 6 + 1 / 2 between −3 and 3, and 0 or 1 beyond."""
     in_range = (input > -3) & (input < 3)
-    return torch.where(in_range, input / 6 + 0.5, (input >= 3).to(input.dtype) + 0 * input.detach())
+    return torch.where(in_range, input / 6 + 0.5, (input.detach() / 6 + 0.5).clamp(0, 1))
 
 
 in_place(_native("hardsigmoid_"), _native("hardsigmoid"))
@@ -63,7 +63,9 @@ def huber_loss(input: Tensor, target: Tensor, reduction: int = 0, delta: float =
     # z², not |z|², whose second derivative at z = 0 is 0 in torch.
     z = _widen(input) - _widen(target)
     gap = z.abs()
-    return _reduce(torch.where(gap < delta, 0.5 * z * z, delta * (gap - 0.5 * delta)), reduction)
+    near = torch.where(gap < delta, z, 0)  # an infinite z times a gradient of 0 would be NaN
+    far = delta * (gap - 0.5 * delta)
+    return _reduce(torch.where(gap < delta, 0.5 * near * near, far), reduction)
 
 
 @formula(_native("soft_margin_loss"), refuses="mixed")
@@ -86,7 +88,8 @@ def multi_margin_loss(
     scores, classes = _rows(_widen(input)), target.reshape(-1)
     gap = margin - scores.gather(1, classes.unsqueeze(1)) + scores
     is_wrong_class = torch.arange(scores.shape[1], device=input.device) != classes.unsqueeze(1)
-    losses = torch.where((gap > 0) & is_wrong_class, gap if p == 1 else gap * gap, 0 * gap)
+    gap = torch.where((gap > 0) & is_wrong_class, gap, 0)
+    losses = gap if p == 1 else gap * gap
     if weight is not None:
         losses = losses * weight[classes].unsqueeze(1)
     return _reduce((losses.sum(1) / scores.shape[1]).reshape(target.shape), reduction)
@@ -101,7 +104,7 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) ->
     hits = torch.zeros_like(classes).scatter_add(1, classes, is_label.long())
     gap = 1 - scores.gather(1, classes).unsqueeze(2) + scores.unsqueeze(1)
     counted = (gap > 0) & is_label.unsqueeze(2) & (hits == 0).unsqueeze(1)
-    losses = torch.where(counted, gap, 0 * gap).sum((1, 2)) / scores.shape[1]
+    losses = torch.where(counted, gap, 0).sum((1, 2)) / scores.shape[1]
     return _reduce(losses.reshape(input.shape[:-1]), reduction)
 
 
@@ -144,13 +147,13 @@ def ctc_loss(
     for t in range(1, steps):
         skipped = torch.where(may_skip, F.pad(paths, (2, 0), value=low)[:, :-2], low)
         previous = torch.stack([paths, F.pad(paths, (1, 0), value=low)[:, :-1], skipped])
-        is_running = (t < input_sizes).unsqueeze(1)
-        paths = torch.where(is_running, previous.logsumexp(0) + scores[t], paths)
+        paths = torch.where((t < input_sizes)[:, None], previous.logsumexp(0) + scores[t], paths)
     end = 2 * target_sizes.unsqueeze(1)
     is_last = (position == end) | (position == end - 1)
     losses = -torch.where(is_last, paths, low).logsumexp(1)
-    is_impossible = losses > -low / 2
-    losses = torch.where(is_impossible, 0.0 if zero_infinity else torch.inf, losses)
+    # Without a step only the empty target is possible.
+    losses = torch.where(input_sizes == 0, torch.where(target_sizes == 0, 0, -low), losses)
+    losses = torch.where(losses > -low / 2, 0.0 if zero_infinity else torch.inf, losses)
     if reduction == 1:
         losses = losses / target_sizes.clamp(min=1)
     losses = losses[0] if is_unbatched and reduction != 1 else losses

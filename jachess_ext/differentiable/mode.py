@@ -133,8 +133,7 @@ attention_blocks.ANSWERS.append(_flex_attention)
 
 def is_active() -> bool:
     """Return whether `differentiable` is active in this thread."""
-    modes = torch_private.function_modes()
-    return any(isinstance(mode, Differentiable) for mode in modes)
+    return any(isinstance(mode, Differentiable) for mode in torch_private.function_modes())
 
 
 def _is_plain(values: Sequence[object]) -> bool:

@@ -175,7 +175,6 @@ def embedding_bag(
     if per_sample_weights is not None:
         x = x * _rows(wide(per_sample_weights), entries).unsqueeze(-1)
     out = _combine(x, is_valid, ("sum", "mean", "max")[mode])
-    empty = ~is_valid.any(1, keepdim=True)
-    out = torch.where(empty, 0, out).to(weight.dtype)
+    out = torch.where(is_valid.any(1, keepdim=True), out, 0).to(weight.dtype)
     no_indices = indices.new_zeros(0)
     return out, no_indices, no_indices, no_indices
