@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import setitem
 from typing import Any, Literal, get_args
 from weakref import WeakValueDictionary
 
@@ -188,15 +190,15 @@ def map_tensors(
         return replace_tensor(value)
     if isinstance(value, dict):
         items = {key: convert(item) for key, item in value.items()}
-        # transformers' ModelOutput is a dict that takes its items as keywords.
-        return items if type(value) is dict else type(value)(**items)
+        return items if type(value) is dict else _copy_with(value, items, setitem)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*[convert(item) for item in value])
     if isinstance(value, list | tuple):
         return type(value)([convert(item) for item in value])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value) if field.init]
-        return replace(value, **{name: convert(getattr(value, name)) for name in fields})
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        entries = {name: convert(getattr(value, name)) for name in names}
+        return _copy_with(value, entries, object.__setattr__)
     # Flatten one level only: a dataclass further inside is no node of pytree.
     children, structure = torch_private.pytree.tree_flatten(
         value, is_leaf=lambda child: child is not value
@@ -204,6 +206,14 @@ def map_tensors(
     if structure.is_leaf():
         return value if replace_other is None else replace_other(value)
     return torch_private.pytree.tree_unflatten([convert(child) for child in children], structure)
+
+
+def _copy_with(value: T, entries: dict[Any, object], assign: Callable[..., None]) -> T:
+    """Return a copy with other entries, which a constructor would compute from other tensors."""
+    result = copy(value)
+    for name, entry in entries.items():
+        assign(result, name, entry)
+    return result
 
 
 def iter_tensors(value: object) -> Iterator[Tensor]:

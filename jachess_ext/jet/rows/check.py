@@ -400,5 +400,4 @@ class RowCheck:
 
     def _leaking_rows(self, tangent: Tensor) -> Tensor:
         """Return the mask ``[N]`` of rows that have a tangent though their factors are 0."""
-        is_zero = self._factors[0] == 0
-        return is_zero & (tangent.abs() > 0).unsqueeze(-1).flatten(1).any(-1)
+        return (self._factors[0] == 0) & (tangent.abs() > 0).unsqueeze(-1).flatten(1).any(-1)

@@ -340,8 +340,7 @@ def register_logaddexp(name: str, base: float) -> None:
         value = getattr(torch, name)(primal_of(x), primal_of(y))
         layout = common_layout(x, y)
         a, b = (JetTensor(align_streams(lift(v, layout), value.ndim), layout) for v in (x, y))
-        is_infinite = (a.primal == b.primal) & a.primal.isinf()
-        gap = torch.where(is_infinite, 0, a.primal - b.primal)
+        gap = torch.where((a.primal == b.primal) & a.primal.isinf(), 0, a.primal - b.primal)
         tangents = a.streams[1:] - b.streams[1:]
         difference = a.with_streams(torch.cat([gap.unsqueeze(0), tangents]))
 
