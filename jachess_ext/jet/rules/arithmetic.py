@@ -187,8 +187,7 @@ def _detach_steep_zeros(x: Tensor, n: Operand) -> Tensor:
     the backward does not multiply a cotangent of 0 by the slope."""
     if x.is_complex() or isinstance(n, complex) or not (isinstance(n, Tensor) or 0 < n < 1):
         return x
-    is_steep = (x == 0) & (n > 0) & (n < 1)
-    return torch.where(is_steep, x.detach(), x)
+    return torch.where((x == 0) & (n > 0) & (n < 1), x.detach(), x)
 
 
 def _power_to_jet(base: Tensor, exponent: JetTensor) -> JetTensor:
