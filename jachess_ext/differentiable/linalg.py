@@ -49,6 +49,16 @@ def householder_product(input: Tensor, tau: Tensor) -> Tensor:
     return ormqr(input, tau, unit.expand(input.shape))
 
 
+@formula(torch.cumprod, Tensor.cumprod, wrong="jvp(jvp), vjp(jvp) at a zero")
+def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Multiply neighbours 1, 2, 4, … entries away."""
+    out, step = (input.to(dtype or input.dtype).movedim(dim, -1) if input.ndim else input), 1
+    while out.ndim and step < out.shape[-1]:
+        out = torch.cat([out[..., :step], out[..., step:] * out[..., :-step]], -1)
+        step *= 2
+    return out.movedim(-1, dim) if input.ndim else out
+
+
 # ---- systems of linear equations ----------------------------------------------------------------
 
 _SOLUTION = "jvp(jvp), vjp(jvp)"

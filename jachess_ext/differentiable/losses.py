@@ -88,8 +88,7 @@ def multi_margin_loss(
     scores, classes = _rows(_widen(input)), target.reshape(-1)
     gap = margin - scores.gather(1, classes.unsqueeze(1)) + scores
     is_wrong_class = torch.arange(scores.shape[1], device=input.device) != classes.unsqueeze(1)
-    gap = torch.where((gap > 0) & is_wrong_class, gap, 0)
-    losses = gap if p == 1 else gap * gap
+    losses = torch.where((gap > 0) & is_wrong_class, gap, 0) ** p
     if weight is not None:
         losses = losses * weight[classes].unsqueeze(1)
     return _reduce((losses.sum(1) / scores.shape[1]).reshape(target.shape), reduction)

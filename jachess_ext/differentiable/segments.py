@@ -36,9 +36,7 @@ def _combine(x: Tensor, valid: Tensor, reduce: str) -> Tensor:
         return total if reduce == "sum" else total / valid.sum(1).reshape(-1, *shape[2:])
     if not x.shape[1]:
         return x.new_full((len(x), *x.shape[2:]), _NEUTRAL[reduce])
-    if reduce == "prod":
-        return x.prod(1)
-    return x.amax(1) if reduce in ("amax", "max") else x.amin(1)
+    return x.prod(1) if reduce == "prod" else x.amax(1) if "max" in reduce else x.amin(1)
 
 
 def _reduce_with(
