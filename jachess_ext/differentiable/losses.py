@@ -1,4 +1,4 @@
-"""Losses, and two pointwise functions."""
+"""Losses, and three pointwise functions."""
 
 from __future__ import annotations
 
@@ -48,6 +48,13 @@ def hardsigmoid(input: Tensor) -> Tensor:
 in_place(_native("hardsigmoid_"), _native("hardsigmoid"))
 
 
+@formula(_native("glu"), refuses="forward (twice, and in 16 bits), mixed")
+def glu(input: Tensor, dim: int = -1) -> Tensor:
+    """Multiply one half of the input by the sigmoid of the other."""
+    value, gate = input.chunk(2, dim)
+    return value * gate.sigmoid()
+
+
 @formula(
     *(_aten.native_dropout_backward, _aten.native_dropout_backward.default),
     refuses="forward, mixed",
@@ -64,8 +71,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: int = 0, delta: float =
     z = _widen(input) - _widen(target)
     gap = z.abs()
     near = torch.where(gap < delta, z, 0)  # an infinite z times a gradient of 0 would be NaN
-    far = delta * (gap - 0.5 * delta)
-    return _reduce(torch.where(gap < delta, 0.5 * near * near, far), reduction)
+    return _reduce(torch.where(gap < delta, near * near / 2, delta * (gap - delta / 2)), reduction)
 
 
 @formula(_native("soft_margin_loss"), refuses="mixed")

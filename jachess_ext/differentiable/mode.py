@@ -148,7 +148,7 @@ def _is_plain(values: Sequence[object]) -> bool:
 
 _COMPOSED = (
     *("multi_head_attention_forward", "layer_norm", "batch_norm", "instance_norm", "grid_sample"),
-    *("ctc_loss", "embedding_bag", "hardsigmoid", "huber_loss", "soft_margin_loss"),
+    *("ctc_loss", "embedding_bag", "hardsigmoid", "glu", "huber_loss", "soft_margin_loss"),
     *("multi_margin_loss", "multilabel_margin_loss"),
 )
 # Torch disables a mode while the mode handles a call.  But these Python functions call functions

@@ -60,8 +60,7 @@ def grid_sample(
         weight = math.prod((weight for weight, _ in corner), start=is_inside)
         index = index.unsqueeze(1).expand(-1, flat.shape[1], -1)
         total = total + weight.unsqueeze(1) * torch.gather(flat, 2, index)
-    shape = (*input.shape[:2], *grid.shape[1:-1])
-    return total.reshape(shape).to(result_dtype(input, ["cpu"]))
+    return total.reshape(*input.shape[:2], *grid.shape[1:-1]).to(result_dtype(input, ["cpu"]))
 
 
 def _cubic(t: Tensor) -> list[Tensor]:
