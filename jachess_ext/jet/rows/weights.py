@@ -63,7 +63,7 @@ def make_weights(weights: WeightsLike, count: int, point: Tensor) -> Weights:
             f"weights have shape {list(factors.shape)}; expected [{count}], a finite number for "
             f"each direction, or [{count}, {batch}], for each in each row"
         )
-    is_tensor = isinstance(weights, Tensor) or any(isinstance(each, Tensor) for each in weights)
+    is_tensor = isinstance(weights, Tensor) or any(isinstance(w, Tensor) for w in weights)
     if factors.ndim > 1 or (is_tensor and (not can_read or _is_differentiated(factors))):
         return Weights([all_squares], "squares", factors)
     weights = factors.tolist() if is_tensor else weights
@@ -89,7 +89,7 @@ def _as_tensor(weights: object, point: Tensor) -> Tensor:
         TypeError: weights are complex.
     """
     kinds = Tensor, list, tuple
-    if isinstance(weights, (list, tuple)) and any(isinstance(each, kinds) for each in weights):
+    if isinstance(weights, (list, tuple)) and any(isinstance(w, kinds) for w in weights):
         # torch.as_tensor of a list would detach its tensors.
         return torch.stack(torch.broadcast_tensors(*(_as_tensor(w, point) for w in weights)))
     if isinstance(weights, Tensor) and weights.is_complex():
