@@ -85,8 +85,7 @@ def _cast(query: Tensor, *others: Tensor | None) -> list[Any]:
     if not torch.is_autocast_enabled(device) or query.dtype == torch.float64:
         return [query, *others]
     dtype = torch.get_autocast_dtype(device)
-    operands = query, *others
-    return [x if x is None or not x.is_floating_point() else x.to(dtype) for x in operands]
+    return [x.to(dtype) if x is not None and x.is_floating_point() else x for x in (query, *others)]
 
 
 def _match_shapes(
@@ -287,8 +286,7 @@ class Attention(_Operator):
         _Operator.setup_context(ctx, inputs, output)
         # The inner graph shares the result's memory: the result is saved, so that autograd detects
         # in-place writes to it.
-        outputs = [output] if ctx.call.graph else []
-        ctx.save_for_backward(*inputs[:-1], MARKER, *outputs)
+        ctx.save_for_backward(*inputs[:-1], MARKER, *([output] if ctx.call.graph else []))
 
     @staticmethod
     def backward(ctx: CallContext, g: Tensor | None) -> Any:
@@ -433,11 +431,10 @@ class _SecondOrder(_Operator):
     @classmethod
     def push_forward(cls, ctx: CallContext, *tangents: Tensor | None) -> Any:
         indices, presence, values, vjp = cls._vjp(ctx)
-        input_tangents = tuple(_or_zeros(tangents[n], ctx.saved_tensors[n]) for n in indices)
+        directions = tuple(_or_zeros(tangents[n], ctx.saved_tensors[n]) for n in indices)
         # The jvp is computed as the vjp of the vjp, which is linear: torch.func.jvp does not work
         # within a jvp.
-        zeros = tuple(map(torch.zeros_like, values))
-        along = iter(torch.func.vjp(vjp, zeros)[1](input_tangents)[0])
+        along = iter(torch.func.vjp(vjp, tuple(map(torch.zeros_like, values)))[1](directions)[0])
         results = tuple(next(along) if is_present else None for is_present in presence)
         return results if len(results) > 1 else results[0]
 
@@ -468,8 +465,7 @@ class Second(_SecondOrder):
         ]
         with torch.enable_grad():
             y = _attention_jet(tensors, call)(*jets, q=1)
-        cotangents = torch.stack(_flat(_or_zeros(gy, g), g))
-        gradients = torch.autograd.grad(y, jets, cotangents)
+        gradients = torch.autograd.grad(y, jets, torch.stack(_flat(_or_zeros(gy, g), g)))
         input_gradients, direction_gradients = (
             [gradient[n].reshape(x.shape) for gradient, x in zip(gradients, tensors, strict=False)]
             for n in (0, 1)

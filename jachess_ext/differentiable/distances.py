@@ -29,8 +29,7 @@ def cdist(
         if x1.shape[:-2] != x2.shape[:-2]:
             mean = mean.mean((*range(mean.ndim - 2),), keepdim=True)
         a, b = x1 - mean.detach(), x2 - mean.detach()
-        norms = a.square().sum(-1, keepdim=True) + b.square().sum(-1).unsqueeze(-2)
-        squares = norms - 2 * (a @ b.mT)
+        squares = a.square().sum(-1)[..., None] + b.square().sum(-1)[..., None, :] - 2 * (a @ b.mT)
     squares = squares + (value.square() - squares.detach())  # torch's value, our derivatives
     is_zero = value == 0
     return torch.where(is_zero, 0, torch.where(is_zero, 1, squares).sqrt()).to(dtype)

@@ -245,5 +245,4 @@ def result_dtype(x: Tensor, devices: Sequence[str] = ("cpu", "cuda")) -> torch.d
         devices: types of devices on which autocast computes the operator in float32.
     """
     device = x.device.type
-    is_wide = device in devices and torch.is_autocast_enabled(device)
-    return wide(x).dtype if is_wide else x.dtype
+    return (wide(x) if device in devices and torch.is_autocast_enabled(device) else x).dtype

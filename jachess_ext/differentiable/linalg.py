@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops.library import wide
 from .formulas import formula, result_dtype, without_autocast
 
-_DETERMINANT = "jvp(jvp), vjp(jvp)"
+_NESTED_FORWARD = "jvp(jvp), vjp(jvp)"
 
 
 @formula(torch.cholesky, Tensor.cholesky, refuses="forward, mixed")
@@ -42,19 +42,27 @@ def ormqr(
     return other.to(dtype)
 
 
-@formula(torch.linalg.householder_product, torch.orgqr, Tensor.orgqr, wrong="jvp(jvp), vjp(jvp)")
+@formula(torch.linalg.householder_product, torch.orgqr, Tensor.orgqr, wrong=_NESTED_FORWARD)
 def householder_product(input: Tensor, tau: Tensor) -> Tensor:
     """Apply `ormqr` to the identity."""
     unit = torch.eye(*input.shape[-2:], dtype=input.dtype, device=input.device)
     return ormqr(input, tau, unit.expand(input.shape))
 
 
+@formula(torch.cumprod, Tensor.cumprod, wrong="jvp(jvp), vjp(jvp) at a zero")
+def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Multiply neighbours 1, 2, 4, … entries away."""
+    out, step = (input.to(dtype or input.dtype).movedim(dim, -1) if input.ndim else input), 1
+    while out.ndim and step < out.shape[-1]:
+        out = torch.cat([out[..., :step], out[..., step:] * out[..., :-step]], -1)
+        step *= 2
+    return out.movedim(-1, dim) if input.ndim else out
+
+
 # ---- systems of linear equations ----------------------------------------------------------------
 
-_SOLUTION = "jvp(jvp), vjp(jvp)"
 
-
-@formula(torch.linalg.solve, wrong=_SOLUTION)
+@formula(torch.linalg.solve, wrong=_NESTED_FORWARD)
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     """Add A⁻¹ (B − A X), which is 0 and has the derivatives, to torch's solution X, a constant."""
     if B.ndim == 1 or B.shape == A.shape[:-1]:
@@ -65,7 +73,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return value + torch.linalg.inv(A) @ (B - A @ value)
 
 
-@formula(torch.linalg.solve_ex, wrong=_SOLUTION)
+@formula(torch.linalg.solve_ex, wrong=_NESTED_FORWARD)
 def solve_ex(
     A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -74,7 +82,7 @@ def solve_ex(
     return type(solved)((solve(A, B, left=left), solved.info))
 
 
-@formula(torch.linalg.tensorsolve, wrong=_SOLUTION)
+@formula(torch.linalg.tensorsolve, wrong=_NESTED_FORWARD)
 def tensorsolve(
     A: Tensor,
     B: Tensor,
@@ -99,7 +107,7 @@ def _diagonal(A: Tensor) -> tuple[Tensor, Tensor]:
     return sign, upper.diagonal(dim1=-2, dim2=-1)
 
 
-@formula(torch.linalg.slogdet, torch.slogdet, Tensor.slogdet, wrong=_DETERMINANT)
+@formula(torch.linalg.slogdet, torch.slogdet, Tensor.slogdet, wrong=_NESTED_FORWARD)
 def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
     """Sum the logarithms of the diagonal of the LU decomposition."""
     sign, diagonal = _diagonal(A)
@@ -108,14 +116,14 @@ def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
     return torch.return_types.linalg_slogdet(results)  # type: ignore[attr-defined,no-any-return]
 
 
-@formula(torch.logdet, Tensor.logdet, wrong=_DETERMINANT)
+@formula(torch.logdet, Tensor.logdet, wrong=_NESTED_FORWARD)
 def logdet(A: Tensor) -> Tensor:
     """Add the logarithm of the sign to the result of `slogdet`."""
     sign, log_magnitude = slogdet(A)
     return log_magnitude + sign.log()
 
 
-@formula(torch.linalg.det, torch.det, Tensor.det, wrong=_DETERMINANT)
+@formula(torch.linalg.det, torch.det, Tensor.det, wrong=_NESTED_FORWARD)
 def det(A: Tensor) -> Tensor:
     """Compute det B (d − c B⁻¹ b) from the blocks [[B, b], [c, d]] of Uᴴ A V, with the singular
     vectors U and V of A held constant.

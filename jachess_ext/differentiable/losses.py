@@ -1,4 +1,4 @@
-"""Losses, and two pointwise functions."""
+"""Losses, and three pointwise functions."""
 
 from __future__ import annotations
 
@@ -42,10 +42,17 @@ def _rows(x: Tensor) -> Tensor:
 def hardsigmoid(input: Tensor) -> Tensor:
     """Compute x / 6 + 1 / 2 between −3 and 3, and 0 or 1 beyond."""
     in_range = (input > -3) & (input < 3)
-    return torch.where(in_range, input / 6 + 0.5, (input >= 3).to(input.dtype) + 0 * input.detach())
+    return torch.where(in_range, input / 6 + 0.5, (input.detach() / 6 + 0.5).clamp(0, 1))
 
 
 in_place(_native("hardsigmoid_"), _native("hardsigmoid"))
+
+
+@formula(_native("glu"), refuses="forward (twice, and in 16 bits), mixed")
+def glu(input: Tensor, dim: int = -1) -> Tensor:
+    """Multiply one half of the input by the sigmoid of the other."""
+    value, gate = input.chunk(2, dim)
+    return value * gate.sigmoid()
 
 
 @formula(
@@ -63,7 +70,8 @@ def huber_loss(input: Tensor, target: Tensor, reduction: int = 0, delta: float =
     # z², not |z|², whose second derivative at z = 0 is 0 in torch.
     z = _widen(input) - _widen(target)
     gap = z.abs()
-    return _reduce(torch.where(gap < delta, 0.5 * z * z, delta * (gap - 0.5 * delta)), reduction)
+    near = torch.where(gap < delta, z, 0)  # an infinite z times a gradient of 0 would be NaN
+    return _reduce(torch.where(gap < delta, near * near / 2, delta * (gap - delta / 2)), reduction)
 
 
 @formula(_native("soft_margin_loss"), refuses="mixed")
@@ -86,7 +94,7 @@ def multi_margin_loss(
     scores, classes = _rows(_widen(input)), target.reshape(-1)
     gap = margin - scores.gather(1, classes.unsqueeze(1)) + scores
     is_wrong_class = torch.arange(scores.shape[1], device=input.device) != classes.unsqueeze(1)
-    losses = torch.where((gap > 0) & is_wrong_class, gap if p == 1 else gap * gap, 0 * gap)
+    losses = torch.where((gap > 0) & is_wrong_class, gap, 0) ** p
     if weight is not None:
         losses = losses * weight[classes].unsqueeze(1)
     return _reduce((losses.sum(1) / scores.shape[1]).reshape(target.shape), reduction)
@@ -101,7 +109,7 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = 0) ->
     hits = torch.zeros_like(classes).scatter_add(1, classes, is_label.long())
     gap = 1 - scores.gather(1, classes).unsqueeze(2) + scores.unsqueeze(1)
     counted = (gap > 0) & is_label.unsqueeze(2) & (hits == 0).unsqueeze(1)
-    losses = torch.where(counted, gap, 0 * gap).sum((1, 2)) / scores.shape[1]
+    losses = torch.where(counted, gap, 0).sum((1, 2)) / scores.shape[1]
     return _reduce(losses.reshape(input.shape[:-1]), reduction)
 
 
@@ -144,13 +152,13 @@ def ctc_loss(
     for t in range(1, steps):
         skipped = torch.where(may_skip, F.pad(paths, (2, 0), value=low)[:, :-2], low)
         previous = torch.stack([paths, F.pad(paths, (1, 0), value=low)[:, :-1], skipped])
-        is_running = (t < input_sizes).unsqueeze(1)
-        paths = torch.where(is_running, previous.logsumexp(0) + scores[t], paths)
+        paths = torch.where((t < input_sizes)[:, None], previous.logsumexp(0) + scores[t], paths)
     end = 2 * target_sizes.unsqueeze(1)
     is_last = (position == end) | (position == end - 1)
     losses = -torch.where(is_last, paths, low).logsumexp(1)
-    is_impossible = losses > -low / 2
-    losses = torch.where(is_impossible, 0.0 if zero_infinity else torch.inf, losses)
+    # Without a step only the empty target is possible.
+    losses = torch.where(input_sizes == 0, torch.where(target_sizes == 0, 0, -low), losses)
+    losses = torch.where(losses > -low / 2, 0.0 if zero_infinity else torch.inf, losses)
     if reduction == 1:
         losses = losses / target_sizes.clamp(min=1)
     losses = losses[0] if is_unbatched and reduction != 1 else losses

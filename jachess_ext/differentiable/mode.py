@@ -133,8 +133,7 @@ attention_blocks.ANSWERS.append(_flex_attention)
 
 def is_active() -> bool:
     """Return whether `differentiable` is active in this thread."""
-    modes = torch_private.function_modes()
-    return any(isinstance(mode, Differentiable) for mode in modes)
+    return any(isinstance(mode, Differentiable) for mode in torch_private.function_modes())
 
 
 def _is_plain(values: Sequence[object]) -> bool:
@@ -149,7 +148,7 @@ def _is_plain(values: Sequence[object]) -> bool:
 
 _COMPOSED = (
     *("multi_head_attention_forward", "layer_norm", "batch_norm", "instance_norm", "grid_sample"),
-    *("ctc_loss", "embedding_bag", "hardsigmoid", "huber_loss", "soft_margin_loss"),
+    *("ctc_loss", "embedding_bag", "hardsigmoid", "glu", "huber_loss", "soft_margin_loss"),
     *("multi_margin_loss", "multilabel_margin_loss"),
 )
 # Torch disables a mode while the mode handles a call.  But these Python functions call functions

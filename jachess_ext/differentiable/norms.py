@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from .. import torch_private
 from ..ops.library import wide
 from ..torch_private import functional as F
 from .formulas import formula, result_dtype
@@ -84,6 +85,12 @@ def _channel_norm(function: Callable[..., Tensor], text: str, dims: Sequence[int
 _BATCH = "Normalise as `layer_norm` does, over the batch; torch updates the running statistics."
 _channel_norm(torch.batch_norm, _BATCH, [0])
 _channel_norm(torch.instance_norm, "Normalise each sample as `batch_norm` does.", [])
+
+
+@formula(torch_private.find("torch._weight_norm"), refuses="forward, mixed", wrong="vjp(vjp)")
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """Multiply v by g / ‖v‖, the norm over all dimensions except ``dim``."""
+    return v * (g / (v.norm() if dim == -1 else torch.norm_except_dim(v, 2, dim)))
 
 
 def _normalise(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import RLock
 
 import torch
@@ -41,9 +41,8 @@ def _recurrent(name: str) -> None:
         # cuDNN's layers have no second backward, and from a graph it is not known if one will
         # follow.
         is_refused = levels.forward or levels.reverse + levels.has_graph > 1
-        if not is_refused and not (levels.has_graph and input.is_cuda):
-            return function(input, *args)  # type: ignore[no-any-return]
-        with _without_libraries():
+        is_refused = is_refused or (levels.has_graph and input.is_cuda)
+        with _without_libraries() if is_refused else nullcontext():
             return function(input, *args)  # type: ignore[no-any-return]
 
     text = "Call torch's own kernels, not oneDNN or cuDNN (on a GPU in the first backward, too)."

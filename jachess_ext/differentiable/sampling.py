@@ -60,20 +60,18 @@ def grid_sample(
         weight = math.prod((weight for weight, _ in corner), start=is_inside)
         index = index.unsqueeze(1).expand(-1, flat.shape[1], -1)
         total = total + weight.unsqueeze(1) * torch.gather(flat, 2, index)
-    shape = (*input.shape[:2], *grid.shape[1:-1])
-    return total.reshape(shape).to(result_dtype(input, ["cpu"]))
+    return total.reshape(*input.shape[:2], *grid.shape[1:-1]).to(result_dtype(input, ["cpu"]))
 
 
 def _cubic(t: Tensor) -> list[Tensor]:
     """Return the cubic convolution's weights of the pixels at −1, 0, 1 and 2 for a point t in
     [0, 1)."""
-    a = _CUBIC
 
     def near_weight(x: Tensor) -> Tensor:
-        return ((a + 2) * x - (a + 3)) * x * x + 1
+        return ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
 
     def far_weight(x: Tensor) -> Tensor:
-        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+        return _CUBIC * (((x - 5) * x + 8) * x - 4)
 
     return [far_weight(t + 1), near_weight(t), near_weight(1 - t), far_weight(2 - t)]
 

@@ -36,9 +36,7 @@ def _combine(x: Tensor, valid: Tensor, reduce: str) -> Tensor:
         return total if reduce == "sum" else total / valid.sum(1).reshape(-1, *shape[2:])
     if not x.shape[1]:
         return x.new_full((len(x), *x.shape[2:]), _NEUTRAL[reduce])
-    if reduce == "prod":
-        return x.prod(1)
-    return x.amax(1) if reduce in ("amax", "max") else x.amin(1)
+    return x.prod(1) if reduce == "prod" else x.amax(1) if "max" in reduce else x.amin(1)
 
 
 def _reduce_with(
@@ -175,7 +173,6 @@ def embedding_bag(
     if per_sample_weights is not None:
         x = x * _rows(wide(per_sample_weights), entries).unsqueeze(-1)
     out = _combine(x, is_valid, ("sum", "mean", "max")[mode])
-    empty = ~is_valid.any(1, keepdim=True)
-    out = torch.where(empty, 0, out).to(weight.dtype)
+    out = torch.where(is_valid.any(1, keepdim=True), out, 0).to(weight.dtype)
     no_indices = indices.new_zeros(0)
     return out, no_indices, no_indices, no_indices

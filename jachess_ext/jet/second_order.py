@@ -106,7 +106,8 @@ def laplacian(
         x: floating-point tensor ``[N, ...]``; or a tuple with an entry for each argument of ``fn``;
             or another nest of tensors with the same N.
         weights: ``[q]``, a weight w_i for each direction (an anisotropic operator), as a tensor or
-            as a list of numbers and tensors; or ``[q, N]``, different weights in each row.  For a
+            as a list of numbers and tensors; or ``[q, N]``, different weights in each row (of a
+            list, any entry may be ``[N]``).  For a
             direction of weight 0, such as time in a heat equation, only the first derivative is
             computed.  Weights ``[q, N]``, and weights that require a gradient, cost 2 D + 1
             streams.

@@ -253,8 +253,7 @@ def measure_ntk(
         (torch.Size([5, 2, 5, 2]), 'dense')
     """
     job = Job(model, batch, other, **request)
-    theta = job.run(progress)
-    return Measurement(theta, job.report)
+    return Measurement(job.run(progress), job.report)
 
 
 class Job:

@@ -218,8 +218,7 @@ def ntk_loss(theta: Tensor | Spectrum, residual: Tensor, t: Tensor | float, lr: 
         >>> ntk_loss(torch.eye(2), torch.tensor([3.0, 4.0]), t=0.0, lr=0.1)
         tensor(25., dtype=torch.float64)
     """
-    spectrum = theta if isinstance(theta, Spectrum) else Spectrum.of(theta)
-    return spectrum.loss(residual, t, lr)
+    return (theta if isinstance(theta, Spectrum) else Spectrum.of(theta)).loss(residual, t, lr)
 
 
 def _require_real(name: str, values: Tensor) -> None:

@@ -85,9 +85,12 @@ class Samples:
         Raises:
             ValueError: the batch has no inputs or no samples, or its tensors have different
                 numbers of rows.
+            TypeError: the batch is neither a tensor nor a dict.
         """
         if isinstance(batch, Tensor):
             return cls(batch, _sample_count(batch, name), name)
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"{name} must be a tensor or a dict, not {type(batch).__name__}")
         tensors = {key: v for key, v in batch.items() if isinstance(v, Tensor) and v.dim()}
         first_key = next((key for key in _INPUTS if key in tensors), next(iter(tensors), None))
         if first_key is None:

@@ -62,8 +62,7 @@ class History:
         items = sources if isinstance(sources, (list, tuple)) else [cast(Tables, sources)]
         tables: dict[str, LossTable] = {}
         for item, item_metric in chain.from_iterable(map(_expand_folder, items)):
-            is_path = isinstance(item, (str, PathLike))
-            label = str(item) if is_path else f"table {1 + len(tables)}"
+            label = str(item) if isinstance(item, (str, PathLike)) else f"table {1 + len(tables)}"
             try:
                 table = _read_item(item, item_metric)
                 tables[label] = table.up_to(table.sizes[-1])  # checks every loss

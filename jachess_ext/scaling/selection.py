@@ -31,7 +31,7 @@ from .selection_text import (
     names_text,
     plot_selection,
 )
-from .sheets import Source, quote_all
+from .sheets import Source, parse_size, quote_all
 from .table_error import TableError
 from .tables import read_table
 
@@ -48,8 +48,8 @@ OPERATIONS = 6.0
 
 def select(
     table: Source | LossTable,
-    budget: float | None = None,
-    target: float | None = None,
+    budget: float | str | None = None,
+    target: float | str | None = None,
     method: str = DEFAULT,
     *,
     metric: str | None = None,
@@ -72,7 +72,8 @@ def select(
         table: csv path, pandas DataFrame or `LossTable` of losses or scores; see `read_table`.
         budget: largest number of training examples whose losses are used; None for the largest
             size below the target.
-        target: number of training examples to predict for, above the budget.
+        target: number of training examples to predict for, above the budget; a text such as "1.6M"
+            is read as in a table.
         method: a name in `METHODS`.  lensllm and rectified use the column 0 if there is one, and
             zeroshot needs it; modelsize needs numbers of parameters.
         metric: name of the metric of the table's values, such as "accuracy"; see `read_table`.
@@ -109,6 +110,8 @@ def select(
         raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
     if target is None:
         raise ValueError("target is missing; expected the training examples to predict for")
+    target = parse_size(target) if isinstance(target, str) else target
+    budget = parse_size(budget) if isinstance(budget, str) else budget
     numbers = {"budget": budget, "target": target, "tokens": tokens, "epochs": epochs}
     numbers["tolerance"] = tolerance
     for name, value in numbers.items():

@@ -54,8 +54,7 @@ def difference_text(metric: str | None, difference: float) -> str:
     is_score = metric is not None and higher_is_better(metric)
     with np.errstate(over="ignore"):
         text = percent(max(difference if is_score else float(np.expm1(difference)), 0.001))
-    unit = "point" if text == "1 %" else "points"
-    return text.replace("%", unit) if is_score else text
+    return text.replace("%", "point" if text == "1 %" else "points") if is_score else text
 
 
 def count_text(count: float) -> str:

@@ -88,6 +88,11 @@ def _losses() -> None:
     _add("multi_margin", "C", f=lambda a: of_c.multi_margin_loss(a, classes), x=[x])
     _add("multilabel_margin", "C", f=lambda a: of_c.multilabel_margin_loss(a, labels), x=[x])
     _add("hardsigmoid", f=F.hardsigmoid, x=[2 * x])
+    for dim in (0, 1, -1):
+        normed = lambda v, g, dim=dim: torch._weight_norm(v, g, dim)  # noqa: E731
+        _add("weight_norm", dim, f=normed, x=[x, torch.norm_except_dim(t, 2, dim)])
+    _add("glu", f=lambda a: F.glu(a[:, 1:], 1), x=[x])
+    _add("cumprod", f=lambda a: (a * (a > 0)).cumprod(1), x=[x])
     _add("hardsigmoid", "inplace", f=lambda a: F.hardsigmoid(a * 2, inplace=True), x=[x])
     of_dropout = lambda g: torch.ops.aten.native_dropout_backward(g, x > 0, 2.0)  # noqa: E731
     _add("native_dropout_backward", f=of_dropout, x=[t])

@@ -310,6 +310,38 @@ def test_the_fast_path_of_attention_with_weights() -> None:
     close([got], expected, 1e-5)
 
 
+INF = torch.inf
+AT_INFINITY: dict[str, tuple[Callable[[Tensor], Tensor], list[list[float]]]] = {
+    "hardsigmoid": (F.hardsigmoid, [[INF, -INF, 1.0]]),
+    "huber": (lambda x: F.huber_loss(x, 0 * x.nan_to_num()), [[INF, -INF, 0.5, 3.0]]),
+    "margin": (lambda x: F.multi_margin_loss(x, torch.tensor([0])), [[1.0, -INF, 0.5]]),
+    "margin, p 2": (lambda x: F.multi_margin_loss(x, torch.tensor([0]), 2), [[1.0, -INF, 0.5]]),
+    "labels": (
+        lambda x: F.multilabel_margin_loss(x, torch.tensor([[0, -1, 0]])),
+        [[1.0, -INF, 0.5]],
+    ),
+    "ctc without steps": (
+        lambda x: F.ctc_loss(x[:, None], torch.tensor([[1]]), [0], [1], zero_infinity=True),
+        [[-1.0, -0.5]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AT_INFINITY)
+def test_infinite_values_and_empty_inputs_are_torchs(name: str) -> None:
+    """Scores of −∞ hide a class, and must not make the others' derivatives NaN."""
+    f, values = AT_INFINITY[name]
+    x = torch.tensor(values, dtype=torch.float64)
+    first = first_backward(f, [x])
+    with jx.differentiable():
+        value, tangent = jvp(f, (x,), (torch.ones_like(x),))
+        leaf = x.clone().requires_grad_()
+        (c,) = directions([value], 2)
+        ours = torch.autograd.grad(f(leaf), leaf, c, create_graph=True)
+    assert torch.equal(value, f(x)) and tangent.isfinite().all()
+    close(ours, first)
+
+
 def test_sparse_tensors_have_no_tangent() -> None:
     x = torch.eye(3)
     with jx.differentiable():

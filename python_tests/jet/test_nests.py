@@ -173,6 +173,26 @@ def test_lists_tuples_and_named_tuples() -> None:
             jx.divergence(f, (a, b, c))
 
 
+@dataclasses.dataclass
+class Gaussian:
+    mean: Tensor
+    scale: Tensor = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scale = self.mean.exp()
+
+
+def test_results_are_made_by_no_constructor() -> None:
+    """It would compute with tangents, or take no such keys."""
+    x = X["a"]
+    result = jx.jvp(lambda x: Gaussian(x.sin()), (x,), (torch.ones_like(x),))
+    for part, expected in zip(result, (x.sin().exp(), x.cos() * x.sin().exp()), strict=True):
+        close(part.scale, expected)
+    tangent = jx.jvp(lambda x: defaultdict(list, {0: x.sin()}), (x,), (torch.ones_like(x),))[1]
+    close(tangent[0], x.cos())
+    assert tangent[1] == []
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_results_have_the_structure_that_fn_returned(order: str) -> None:
     made: dict[str, Callable[[dict[str, Tensor]], Any]] = {

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import jachess_ext as jx
 from jachess_ext.jet.passes.eager import to_jets
@@ -594,3 +595,12 @@ def test_a_graph_asks_where_it_is_traced() -> None:
         net.share = 1.0
         with pytest.raises(ValueError, match=REFUSED):
             step(x)
+
+
+def test_a_checkpoint_around_calls_of_a_training_loop() -> None:
+    """Its second run of a call carries the streams of the first."""
+    net = Switched(torch.sin)
+    for _ in range(5):
+        x = randn(N, D).requires_grad_()
+        checkpoint(lambda x: jx.laplacian(net, x)[2], x, use_reentrant=False).sum().backward()
+        torch.testing.assert_close(x.grad, -x.detach().cos())

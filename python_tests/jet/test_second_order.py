@@ -513,6 +513,20 @@ def test_weights_within_transforms(container: Callable[[Tensor], Any]) -> None:
         vmap(run)(several * torch.tensor([[1.0], [torch.nan]]))
 
 
+def test_kinds_of_weights() -> None:
+    f, x, w = network("mlp"), randn(3, D), torch.tensor(0.5).double().requires_grad_()
+    squares = jx.hessian_diagonal(f, x)[2]
+    for first, other in (([w] * 3, [1.0] * 3), (w.expand(3), 1.0)):
+        found = jx.laplacian(f, x, weights=[first, *[other] * (D - 1)])[2]
+        close(torch.autograd.grad(found.sum(), w)[0], squares[0].sum())
+        close(found, w * squares[0] + squares[1:].sum(0))
+    half = x.half()  # in which 1e-8 is 0
+    close(*(jx.laplacian(torch.exp, half, weights=[w, 1, 0, 0])[2] for w in (1e-8, 0)))
+    for weights, error in ((torch.ones(D) * 1j, TypeError), (2.0, ValueError)):
+        with pytest.raises(error, match="expected"):
+            jx.laplacian(f, x, weights=weights)
+
+
 def test_no_direction() -> None:
     f = lambda x: x.sum(-1, keepdim=True) + 1  # noqa: E731
     for x, u in ((randn(3, 0), None), (randn(3, D), randn(0, D)), (randn(3, D), randn(0, 3, D))):

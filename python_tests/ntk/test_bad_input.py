@@ -15,6 +15,7 @@ from .models import batch, classifier
 GOOD = batch([5, 4])
 
 BATCHES: list[tuple[Any, type, str]] = [
+    ((GOOD["input_ids"],), TypeError, "batch must be a tensor or a dict, not tuple"),
     ({}, ValueError, "batch holds no tensor of inputs; expected input_ids"),
     ({"input_ids": torch.zeros(0, 4).long()}, ValueError, r"batch is empty .*\[0, 4\]"),
     (GOOD | {"attention_mask": torch.ones(3, 5)}, ValueError,

@@ -519,7 +519,7 @@ def test_the_loss_before_fine_tuning_may_be_missing_of_some() -> None:
 
 
 def test_without_a_budget_the_largest_size_below_the_target_is_read() -> None:
-    found = select(SIX, target=TARGET)
+    found = select(SIX, target=f"{TARGET:,}")
     assert found.budget == 819200
     np.testing.assert_array_equal(
         found.predicted_losses, select(SIX, 819200, TARGET).predicted_losses

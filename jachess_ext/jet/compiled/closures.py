@@ -63,8 +63,7 @@ Dynamo guards the settings, since they are inputs of the region.
 def pack_call(fn: Function) -> Call:
     """Return a function as inputs of a non-strict region."""
     objects: list[object] = []
-    packed = pack(fn, [], objects)
-    return packed, settings(objects)
+    return pack(fn, [], objects), settings(objects)
 
 
 def unpack_call(call: Call) -> Any:

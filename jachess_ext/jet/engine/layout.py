@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import setitem
 from typing import Any, Literal, get_args
 from weakref import WeakValueDictionary
 
@@ -17,7 +19,7 @@ from ... import torch_private
 from ...ops.library import MAX_DIRECTIONS as MAX_DIRECTIONS
 from ...ops.library import Streams
 from .autograd_functions import FORWARD_CODE, count_surrounding_functions
-from .types import T
+from .types import Function, T
 
 ORDERS = (1, 2)
 Second = Literal["pairs", "squares", "sum"]
@@ -188,15 +190,15 @@ def map_tensors(
         return replace_tensor(value)
     if isinstance(value, dict):
         items = {key: convert(item) for key, item in value.items()}
-        # transformers' ModelOutput is a dict that takes its items as keywords.
-        return items if type(value) is dict else type(value)(**items)
+        return items if type(value) is dict else _copy_with(value, items.items(), setitem)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*[convert(item) for item in value])
     if isinstance(value, list | tuple):
         return type(value)([convert(item) for item in value])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value) if field.init]
-        return replace(value, **{name: convert(getattr(value, name)) for name in fields})
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        entries = {name: convert(getattr(value, name)) for name in names}
+        return _copy_with(value, entries.items(), object.__setattr__)
     # Flatten one level only: a dataclass further inside is no node of pytree.
     children, structure = torch_private.pytree.tree_flatten(
         value, is_leaf=lambda child: child is not value
@@ -204,6 +206,14 @@ def map_tensors(
     if structure.is_leaf():
         return value if replace_other is None else replace_other(value)
     return torch_private.pytree.tree_unflatten([convert(child) for child in children], structure)
+
+
+def _copy_with(value: T, entries: Iterable[tuple[object, object]], assign: Function) -> T:
+    """Return a copy with other entries, which a constructor would compute from other tensors."""
+    result = copy(value)
+    for name, entry in entries:
+        assign(result, name, entry)
+    return result
 
 
 def iter_tensors(value: object) -> Iterator[Tensor]:

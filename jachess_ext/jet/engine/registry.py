@@ -213,8 +213,7 @@ def rule_kinds() -> dict[Function, tuple[str, ...]]:
     kinds = {}
     for function in {**RULES, **GENERAL_RULES, **OTHER_NAMES}:
         rule = RULES.get(function)
-        ordinary = getattr(rule, "ordinary", rule)
-        words = ["recogniser"] if ordinary is not rule else []
+        words = ["recogniser"] if getattr(rule, "ordinary", rule) is not rule else []
         words += [_KINDS[function]] if function in _KINDS else []
         words += ["forward mode"] if function in GENERAL_RULES else []
         kinds[function] = tuple(words) or ("other name",)

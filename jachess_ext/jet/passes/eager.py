@@ -74,8 +74,7 @@ def eager_jet(
     fn: Function, x: object, directions: object, order: int, second: Second = "pairs"
 ) -> Any:
     """Compute `jet` outside ``torch.compile``."""
-    can_read = can_read_values()
-    inputs = check_inputs(x, directions, check_values=can_read)
+    inputs = check_inputs(x, directions, check_values=can_read_values())
     return run_pass(fn, inputs, begin_pass(inputs.count, order, second))
 
 

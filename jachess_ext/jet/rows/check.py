@@ -185,6 +185,8 @@ def call_key(rows: Any) -> object | None:
         rows.count >= _ALWAYS_CHECKED
         or not torch.is_grad_enabled()
         or torch.compiler.is_exporting()
+        # A checkpoint (or another hook) needs the same streams whenever it runs the call.
+        or torch_private.autograd._top_saved_tensors_default_hooks(False) is not None
     ):
         return None
     shapes = tuple((point.shape, point.dtype, point.device) for point in rows.points)
@@ -400,5 +402,4 @@ class RowCheck:
 
     def _leaking_rows(self, tangent: Tensor) -> Tensor:
         """Return the mask ``[N]`` of rows that have a tangent though their factors are 0."""
-        is_zero = self._factors[0] == 0
-        return is_zero & (tangent.abs() > 0).unsqueeze(-1).flatten(1).any(-1)
+        return (self._factors[0] == 0) & (tangent.abs() > 0).unsqueeze(-1).flatten(1).any(-1)

@@ -55,12 +55,7 @@ def make_weights(weights: WeightsLike, count: int, point: Tensor) -> Weights:
     all_squares = Group(1, numbers, count)
     if weights is None:
         return Weights([all_squares], "sum")
-    if not isinstance(weights, Tensor) and any(isinstance(weight, Tensor) for weight in weights):
-        # torch.as_tensor of a list would detach its tensors.
-        weights = torch.stack(
-            [torch.as_tensor(weight, dtype=point.dtype, device=point.device) for weight in weights]
-        )
-    factors = torch.as_tensor(weights, dtype=point.dtype, device=point.device)
+    factors = _as_tensor(weights, point)
     has_values = not (is_dynamo_compiling() or is_exporting() or library.capturing())
     fits = factors.ndim in (1, 2) and all(map(eq, factors.shape, (count, batch)))
     if not fits or (has_values and not unwrap(factors).isfinite().all()):
@@ -68,13 +63,15 @@ def make_weights(weights: WeightsLike, count: int, point: Tensor) -> Weights:
             f"weights have shape {list(factors.shape)}; expected [{count}], a finite number for "
             f"each direction, or [{count}, {batch}], for each in each row"
         )
-    is_tensor = isinstance(weights, Tensor)
+    is_tensor = isinstance(weights, Tensor) or any(isinstance(w, Tensor) for w in weights)
     if factors.ndim > 1 or (is_tensor and (not has_values or _is_differentiated(factors))):
         return Weights([all_squares], "squares", factors)
     weights = factors.tolist() if is_tensor else weights
-    zero = [i for i, weight in enumerate(weights) if weight == 0]
-    minus = [i for i, weight in enumerate(weights) if weight < 0]
-    plus = [i for i in numbers if i not in {*zero, *minus}]
+    # The largest number that this dtype rounds to 0.
+    largest = torch.finfo(point.dtype).tiny * torch.finfo(point.dtype).eps / 2
+    minus = [i for i, weight in enumerate(weights) if weight < -largest]
+    plus = [i for i, weight in enumerate(weights) if weight > largest]
+    zero = [i for i in numbers if i not in {*plus, *minus}]
     if plus and minus and not has_values:  # fn cannot run twice
         squares = plus + minus
         return Weights([Group(1, squares + zero, len(squares))], "squares", factors)
@@ -83,6 +80,21 @@ def make_weights(weights: WeightsLike, count: int, point: Tensor) -> Weights:
     first = first._replace(numbers=first.numbers + zero)
     roots = torch.where(factors == 0, 1, factors.abs()).sqrt()
     return Weights([first, *second], "sum", factors, roots)
+
+
+def _as_tensor(weights: object, point: Tensor) -> Tensor:
+    """Return weights in the dtype of ``point``; numbers beside weights ``[N]`` hold for all rows.
+
+    Raises:
+        TypeError: weights are complex.
+    """
+    kinds = Tensor, list, tuple
+    if isinstance(weights, (list, tuple)) and any(isinstance(w, kinds) for w in weights):
+        # torch.as_tensor of a list would detach its tensors.
+        return torch.stack(torch.broadcast_tensors(*(_as_tensor(w, point) for w in weights)))
+    if isinstance(weights, Tensor) and weights.is_complex():
+        raise TypeError("weights are complex; expected real numbers")
+    return torch.as_tensor(weights, dtype=point.dtype, device=point.device)
 
 
 def _is_differentiated(weights: Tensor) -> bool:

@@ -187,8 +187,7 @@ def _detach_steep_zeros(x: Tensor, n: Operand) -> Tensor:
     the backward does not multiply a cotangent of 0 by the slope."""
     if x.is_complex() or isinstance(n, complex) or not (isinstance(n, Tensor) or 0 < n < 1):
         return x
-    is_steep = (x == 0) & (n > 0) & (n < 1)
-    return torch.where(is_steep, x.detach(), x)
+    return torch.where((x == 0) & (n > 0) & (n < 1), x.detach(), x)
 
 
 def _power_to_jet(base: Tensor, exponent: JetTensor) -> JetTensor:
@@ -340,8 +339,7 @@ def register_logaddexp(name: str, base: float) -> None:
         value = getattr(torch, name)(primal_of(x), primal_of(y))
         layout = common_layout(x, y)
         a, b = (JetTensor(align_streams(lift(v, layout), value.ndim), layout) for v in (x, y))
-        is_infinite = (a.primal == b.primal) & a.primal.isinf()
-        gap = torch.where(is_infinite, 0, a.primal - b.primal)
+        gap = torch.where((a.primal == b.primal) & a.primal.isinf(), 0, a.primal - b.primal)
         tangents = a.streams[1:] - b.streams[1:]
         difference = a.with_streams(torch.cat([gap.unsqueeze(0), tangents]))
 

@@ -213,8 +213,7 @@ for _name in ("sum", "mean"):
 @jet_rule("cumsum")
 @accept_scalars
 def cumsum(input: JetTensor, dim: int, *, dtype: torch.dtype | None = None) -> JetTensor:
-    stack_axis = stack_dim(dim, input.ndim)
-    return input.with_streams(input.streams.cumsum(stack_axis, dtype=dtype))
+    return input.with_streams(input.streams.cumsum(stack_dim(dim, input.ndim), dtype=dtype))
 
 
 @jet_rule("dropout")

@@ -229,8 +229,7 @@ def _write_result(function: Function, rule: Callable[..., Tensor]) -> Function:
 def register_in_place(name: str, in_place_name: str) -> None:
     """Register the in-place version ``in_place_name`` of the function ``name``."""
     for function in spellings(in_place_name):
-        rule = require_rule(spellings(name)[0])
-        jet_rule(function)(_write_result(function, rule))
+        jet_rule(function)(_write_result(function, require_rule(spellings(name)[0])))
 
 
 for _name in _IN_PLACE:

@@ -301,8 +301,7 @@ def sinc(x: Tensor) -> Derivatives:
         near_s1 = near_s1 * y_squared + 2 * n * factor
         near_s2 = near_s2 * y_squared + 2 * n * (2 * n - 1) * factor
     slope = torch.where(is_near, y * near_s1, s1)
-    curvature = torch.where(is_near, near_s2, s2)
-    return torch.sinc(x), math.pi * slope, math.pi**2 * curvature
+    return torch.sinc(x), math.pi * slope, math.pi**2 * torch.where(is_near, near_s2, s2)
 
 
 @pointwise("square")

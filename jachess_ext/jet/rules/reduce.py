@@ -339,8 +339,7 @@ def register_variance(name: str) -> None:
         dims = reduced_dims(dim, input.ndim)
         mean = wide(input).mean(dims, keepdim=True)
         centred = wide(input) - mean
-        count = input.shape.numel() // max(1, mean.shape.numel())
-        divisor = max(0, count - correction)
+        divisor = max(0, input.shape.numel() // max(1, mean.shape.numel()) - correction)
         if name.startswith("std"):
             # torch's own standard deviation does not overflow where the squares would.
             deviation = torch.std(primal_of(centred), dims, correction=correction, keepdim=True)

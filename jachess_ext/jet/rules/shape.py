@@ -73,8 +73,7 @@ def transpose(input: JetTensor, dim0: int, dim1: int) -> JetTensor:
 
 @jet_rule("t", attribute("T"))
 def t(input: JetTensor) -> JetTensor:
-    dims = range(input.ndim, 0, -1)
-    return input.with_streams(input.streams.permute(0, *dims))
+    return input.with_streams(input.streams.permute(0, *range(input.ndim, 0, -1)))
 
 
 @jet_rule(attribute("mT"))
