@@ -111,7 +111,7 @@ def test_constant_keys_and_other_strides() -> None:
     check(lambda v: flash_attn_func(x, x, v), lambda v: formula(x, x, v), draw(1, 2, 5, 3))
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ["plain", "causal window", "all"])
 def test_flash_attn_varlen_func(name: str) -> None:
     starts = torch.tensor([0, 2, 2, 6, 7], dtype=torch.int32)  # the second has no query,
     key_starts = torch.tensor([0, 3, 4, 8, 8], dtype=torch.int32)  # the last no key

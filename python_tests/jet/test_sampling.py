@@ -17,8 +17,10 @@ from ..models import oracles
 
 PADDINGS = ("zeros", "border", "reflection")
 CASES = [
-    *product(("bilinear", "bicubic", "nearest"), PADDINGS, (False, True), ((5, 4),)),
-    *product(("bilinear", "nearest"), PADDINGS, (False, True), ((3, 4, 5),)),
+    *product(("bilinear", "bicubic"), PADDINGS, (False, True), ((5, 4),)),
+    *product(("bilinear",), PADDINGS, (False, True), ((3, 4, 5),)),
+    ("nearest", "zeros", False, (5, 4)),
+    ("nearest", "reflection", True, (3, 4, 5)),
 ]
 STEPS = oracles.Steps(1e-4, 1e-3)
 
@@ -122,18 +124,16 @@ def test_no_finite_number_for_a_place_that_is_nan() -> None:
         assert jet.primal.isnan().all()
 
 
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_compiled(mode: str) -> None:
+def test_compiled() -> None:
     torch.manual_seed(0)
     image = _images(5, 4)[:1]
     places = _places((5, 4), False)[:1]
 
     class Sampled(torch.nn.Module):
         def forward(self, p: Any) -> Any:
-            return F.grid_sample(image, p, mode, "border", False)
+            linear = F.grid_sample(image, p, "bilinear", "border", False)
+            return linear * F.grid_sample(image, p, "bicubic", "border", False)
 
     module = Sampled()
     compiled = torch.compile(lambda p: jx.jvp(module, (p,), (p.cos(),)), backend="aot_eager")
-    results, wanted = compiled(places), jx.jvp(module, (places,), (places.cos(),))
-    for result, expected in zip(results, wanted, strict=True):
-        torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(compiled(places), jx.jvp(module, (places,), (places.cos(),)))

@@ -21,7 +21,7 @@ from ..models import oracles
 
 STEPS = oracles.Steps(1e-3, 2e-3)
 ONCE = settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
