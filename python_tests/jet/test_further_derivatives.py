@@ -60,7 +60,6 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: F.linear(F.linear(x, A, BIAS).tanh(), B),
     "quantised": lambda x: F.linear(F.linear(x, A.as_subclass(Packed), BIAS).tanh(), B),
     "convolution": lambda x: F.conv1d(x, A[:3, :3, None], BIAS[:3]).tanh(),
-    "sum with a constant": lambda x: (x + BIAS).sin(),
     "matmul": lambda x: x @ x.sin().mT @ x,
     "complex matmul": turned,
     "bmm": lambda x: torch.bmm(torch.bmm(x, x.sin().mT), x),
@@ -69,16 +68,13 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "attention, written out": lambda x: (x @ x.sin().mT / 2).softmax(-1) @ (x @ A),
     "attention": attention,
     "causal attention": partial(attention, is_causal=True),
-    "attention of three dimensions": lambda x: F.scaled_dot_product_attention(x @ A, x @ B, x),
     "attention's module": lambda x: MHA(x, x, x, need_weights=False)[0],
-    "attention's module with weights": lambda x: MHA(x, x, x)[0],
     "distances": lambda x: torch.cdist(x, x.sin() + 3) @ x,
     "determinant": lambda x: torch.linalg.det(regular(x))[:, None, None] * x,
     "solution": lambda x: torch.linalg.solve(regular(x), x),
     "inverse": lambda x: torch.linalg.inv(regular(x)) @ x,
     "cholesky": lambda x: torch.linalg.cholesky(regular(x)) @ x,
     "activation": lambda x: F.gelu(x) * x,
-    "gated activation": lambda x: F.silu(x @ A) * (x @ B),
     "layer norm": lambda x: F.layer_norm(x @ A, (D,), BIAS, BIAS),
     "layer norm of a sum": lambda x: F.layer_norm(x @ A + x, (D,), BIAS, BIAS),
     "group norm": lambda x: F.group_norm(x @ A, 1, BIAS[:N].square(), None),
@@ -180,8 +176,13 @@ def test_every_derivative_of_other_calls(name: str, loss: str) -> None:
     assert_differentiable(lambda x: LOSSES[loss](ALONE[name](x), x))
 
 
-@pytest.mark.parametrize("way", ["is_grads_batched", "vmap"])
-@pytest.mark.parametrize("program", [name for name in PROGRAMS if name != "checkpoint"])
+@pytest.mark.parametrize(
+    "program, way",
+    [
+        *((name, "vmap") for name in PROGRAMS if name != "checkpoint"),
+        ("linear", "is_grads_batched"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_many_gradients_at_once(program: str, way: str) -> None:
     x = X.clone().requires_grad_()
