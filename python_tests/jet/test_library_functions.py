@@ -128,7 +128,7 @@ def test_packed() -> None:
     check(
         lambda x: FlashAttnQKVPackedFunc.apply(x, *last),
         lambda x: formula(*x.unbind(2), causal=True),
-        draw(2, 4, 3, 2, 3),
+        draw(1, 3, 3, 2, 3),
     )
     starts = torch.tensor([0, 3, 5], dtype=torch.int32)
     check(
@@ -173,9 +173,7 @@ def varlen() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    ("window", "scale"), [((-1, -1), None), ((-1, 0), 0.8), ((1, 0), None), ((2, 1), None)]
-)
+@pytest.mark.parametrize(("window", "scale"), [((-1, 0), 0.8), ((2, 1), None)])
 def test_varlen_attn_of_torch(
     varlen: ModuleType, window: tuple[int, int], scale: float | None
 ) -> None:
@@ -211,7 +209,7 @@ def test_what_varlen_attn_has_no_rule_for(varlen: ModuleType) -> None:
 # ---- transformers' attn_implementation="flash_attention_2" ---------------------------------------
 
 
-@pytest.mark.parametrize("family, padded", [("Llama", True), ("Gemma2", True), ("Llama", False)])
+@pytest.mark.parametrize("family, padded", [("Gemma2", True), ("Llama", False)])
 def test_a_model_with_flash_attention(
     monkeypatch: pytest.MonkeyPatch, family: str, padded: bool
 ) -> None:
@@ -453,8 +451,7 @@ def test_liger_rope(batch: tuple[int, ...], part: bool) -> None:
 @pytest.mark.parametrize(
     ("reduction", "weighted", "smoothing", "softcap"),
     [
-        *(("mean", False, 0.0, None), ("mean", True, 0.0, None), ("mean", False, 0.2, None)),
-        *(("sum", True, 0.0, 3.0), ("none", False, 0.2, 3.0)),
+        *(("mean", True, 0.0, None), ("sum", True, 0.0, 3.0), ("none", False, 0.2, 3.0)),
     ],
 )
 def test_liger_cross_entropy(
