@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import jachess_ext as jx
+from python_tests.covering import pairs
 
 X = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 U = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -37,10 +38,6 @@ def _with_setup(forward: Formula, **members: Any) -> Any:
         ctx.shape = inputs[0].shape
 
     return _class(forward, setup_context=staticmethod(setup), **members)
-
-
-def _vmappable(forward: Formula) -> Any:
-    return _with_setup(forward, generate_vmap_rule=True)
 
 
 def _decorated(forward: Formula) -> Any:
@@ -73,7 +70,7 @@ def _class(forward: Any, **members: Any) -> Any:
 
 
 KINDS = [
-    *(_with_context, _with_setup, _vmappable, _decorated, _called_object, _partial, _in_another),
+    *(_with_context, _with_setup, _decorated, _called_object, _partial, _in_another),
 ]
 
 
@@ -141,8 +138,7 @@ def _gradient_mode() -> Any:
     torch.set_grad_enabled(True)
 
 
-@pytest.mark.parametrize("formula", FORMULAS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("formula, kind", pairs(FORMULAS, KINDS))
 def test_a_function_is_refused(kind: Callable, formula: Formula) -> None:
     function = kind(formula)
     for within, run in itertools.product(AROUND.values(), PASSES.values()):
@@ -256,8 +252,7 @@ def test_a_pass_whose_model_is_checkpointed_inside_a_function_that_differentiate
     torch.testing.assert_close(found, penalty(X), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("formula", FORMULAS)
-@pytest.mark.parametrize("kind", [_with_context, _with_setup, _in_another])
+@pytest.mark.parametrize("formula, kind", pairs(FORMULAS, KINDS))
 def test_a_function_inside_such_a_pass_is_refused(kind: Callable, formula: Formula) -> None:
     function = kind(formula)
 
@@ -294,7 +289,5 @@ def test_inference_mode_inside_a_pass(way: str) -> None:
 
     found = PASSES[way](functools.partial(model, torch.inference_mode))
     expected = PASSES[way](functools.partial(model, torch.no_grad))
-    pairs = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
-    for one, other in pairs:
-        one, other = getattr(one, "streams", one), getattr(other, "streams", other)
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    one, other = (getattr(result, "streams", result) for result in (found, expected))
+    torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -6,7 +6,6 @@ slow test, which counts.  `operators.py` says what the oracles are.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 
 import jachess_ext as jx
-from jachess_ext import torch_private
 from jachess_ext.jet.engine import registry
 from jachess_ext.jet.rules import forward_mode_kept
 from jachess_ext.jet.rules.forward_mode import forward_mode_rule
@@ -145,20 +143,6 @@ def test_variants_without_a_forward_mode() -> None:
 
 
 # ---- the general rule --------------------------------------------------------------------------
-
-
-def _asks_for_the_general_rule(rule: Any) -> bool:
-    """Whether the code of a rule, or of one that it wraps, names `general_rule`."""
-    cells = [cell.cell_contents for cell in rule.__closure__ or ()]
-    wrapped = filter(inspect.isfunction, cells)
-    return "general_rule" in rule.__code__.co_names or any(map(_asks_for_the_general_rule, wrapped))
-
-
-def test_functions_whose_own_rules_cover_every_call_are_not_listed() -> None:
-    listed = (*forward_mode_kept.FORWARD_REVERSE, *forward_mode_kept.FORWARD_ONLY)
-    rules = {name: registry.RULES.get(torch_private.find(name)) for name in listed}
-    own = {name: rule for name, rule in rules.items() if rule is not None}
-    assert not {name for name, rule in own.items() if not _asks_for_the_general_rule(rule)}
 
 
 def test_a_layer_norm_by_torch_s_forward_mode_is_noticed() -> None:

@@ -685,10 +685,6 @@ VARIANTS: dict[str, Callable] = {
         for correction, keep in ((0, True), (1, False), (2, False))
     },
     **{f"prod with {n} zeros": lambda x, n=n: (x[:4] * _ones_but(4, n)).prod() for n in range(4)},
-    **{
-        f"cumprod with {n} zeros": lambda x, n=n: (x[:4] * _ones_but(4, n)).cumprod(0)
-        for n in range(4)
-    },
     "logcumsumexp": lambda x: x.logcumsumexp(0),
     "renorm": lambda x: torch.renorm(x.reshape(3, 4), 2, 0, 0.5),
     "multi_dot": lambda x: torch.linalg.multi_dot([x.reshape(3, 4), x.reshape(4, 3), x[:3]]),
@@ -717,12 +713,6 @@ def test_every_variant(name: str) -> None:
     if name == "logcumsumexp":
         written = lambda x: x.exp().cumsum(0).log()  # noqa: E731
     _check_program(VARIANTS[name], x, name, written)
-
-
-def test_what_has_no_forward_mode_is_refused_in_its_own_words() -> None:
-    x = torch.rand(6, dtype=torch.float64)
-    with pytest.raises(MissingJetRule, match="prod"):
-        jx.jet(VARIANTS["scatter_reduce prod True self"], x, torch.ones(2, 6).double())
 
 
 def test_logit_beyond_its_ends() -> None:
