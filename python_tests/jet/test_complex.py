@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import jachess_ext as jx
-from jachess_ext.jet.engine import complex_rules, registry
+from jachess_ext.jet.engine import complex_rules
 from jachess_ext.jet.engine.errors import MissingJetRule, last_name
 from jachess_ext.jet.engine.registry import registered_functions
 
 from ..models import oracles
 from .calls import Call, make_call
 from .queries import QUERIES
-from .rule_table import Row, is_complex, rule_of
+from .rule_table import Row, is_complex
 from .test_rules import ONE_OF_EACH_RULE
 
 STEP = 3e-4
@@ -217,19 +217,6 @@ def test_a_complex_constant_has_zero_derivatives() -> None:
     x, z = torch.randn(3), torch.ones(2) * 1j
     jet = jx.jet(lambda x: z, x, torch.randn(1, 3))
     assert torch.equal(jet.primal, z) and not jet.first.any()
-
-
-def test_functions_of_one_rule_take_complex_numbers_alike() -> None:
-    answers: dict[Any, set[bool]] = {}
-    for function in registered_functions():
-        answers.setdefault(rule_of(function), set()).add(complex_rules.takes_complex(function))
-    assert not [rule for rule, different in answers.items() if len(different) > 1]
-
-
-def test_the_functions_that_take_complex_numbers_exist() -> None:
-    served = (*registered_functions(), *registry.GENERAL_RULES)
-    names = {name for f in served for name in (last_name(f), f.__name__)}
-    assert not complex_rules.COVERED - names
 
 
 @pytest.mark.parametrize("differentiable", [True, False])

@@ -47,20 +47,11 @@ class Kind(NamedTuple):
     separate: bool = True
 
 
-def teacher_forcing(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """Clean tokens (the first eleven) in blocks of three, causal; noisy ones see theirs, and the
-    clean ones before it."""
-    noisy_i, noisy_j, at_i, at_j = i >= 11, j >= 11, (i % 11) // 3, (j % 11) // 3
-    clean = ~noisy_i & ~noisy_j & (at_i >= at_j)
-    return clean | (noisy_i & noisy_j & (at_i == at_j)) | (noisy_i & ~noisy_j & (at_i > at_j))
-
-
 KINDS = {
     "causal": Kind(lambda b, h, i, j: i >= j),
     "blocks of queries and of keys": Kind(lambda b, h, i, j: i >= j, (8, 4)),
     "one block": Kind(lambda b, h, i, j: i >= j, 128),
     "full blocks not apart": Kind(lambda b, h, i, j: i >= j, separate=False),
-    "teacher forcing": Kind(teacher_forcing),
     "packed, causal": Kind(lambda b, h, i, j: (DOCUMENTS[i] == DOCUMENTS[j]) & (i >= j)),
     "packed, grouped heads": Kind(lambda b, h, i, j: DOCUMENTS[i] == DOCUMENTS[j], key_heads=2),
     "rows that see nothing": Kind(lambda b, h, i, j: (i >= j) & (i != 6) & (i // 4 != 3)),

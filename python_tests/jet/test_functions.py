@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -125,11 +125,7 @@ PASSES: dict[str, Callable[[Formula], Any]] = {
     "jvp": lambda fn: jx.jvp(fn, (X.clone().requires_grad_(),), (U[0],)),
     "target": lambda fn: jx.jvp(fn, (X,), (U[0],), differentiable=False),
 }
-AROUND: dict[str, Callable[[], AbstractContextManager]] = {
-    "nothing": nullcontext,
-    "no_grad": torch.no_grad,
-    "inference_mode": torch.inference_mode,
-}
+AROUND = (nullcontext, torch.no_grad, torch.inference_mode)
 
 
 @pytest.fixture(autouse=True)
@@ -140,21 +136,13 @@ def _gradient_mode() -> Any:
 
 @pytest.mark.parametrize("formula, kind", pairs(FORMULAS, KINDS))
 def test_a_function_is_refused(kind: Callable, formula: Formula) -> None:
+    """The message names it."""
     function = kind(formula)
-    for within, run in itertools.product(AROUND.values(), PASSES.values()):
-        message = r"a jet went into (the|a) torch\.autograd\.Function"
+    for within, run in itertools.product(AROUND, PASSES.values()):
+        message = rf"a jet went into the torch\.autograd\.Function {__name__}\..*Custom"
         with within(), pytest.raises(RuntimeError, match=message):
             run(lambda x: torch.sin(function.apply(x * 1)))
         torch.set_grad_enabled(True)
-
-
-@pytest.mark.parametrize("way", PASSES)
-@pytest.mark.parametrize("kind", [_with_context, _with_setup])
-def test_it_is_named(kind: Callable, way: str) -> None:
-    function = kind(_gradients_on)
-    function.__qualname__ = "Straight"
-    with pytest.raises(RuntimeError, match=rf"the torch\.autograd\.Function {__name__}\.Straight"):
-        PASSES[way](function.apply)
 
 
 @pytest.mark.parametrize("formula", [_computed, _gradients_on])
@@ -212,7 +200,7 @@ def _expected(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", [nullcontext, torch.enable_grad])
+@pytest.mark.parametrize("mode", [*AROUND, torch.enable_grad])
 def test_a_pass_may_begin_and_end_inside_a_function(kind: Callable, mode: Any) -> None:
     def inside(x: Tensor) -> Tensor:
         with mode():
@@ -229,13 +217,6 @@ def test_a_pass_may_begin_and_end_inside_a_reentrant_checkpoint() -> None:
     found.sum().backward()
     expected.sum().backward()
     torch.testing.assert_close(x.grad, same.grad, rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("within", [torch.no_grad, torch.inference_mode])
-def test_a_pass_without_gradients(within: Any) -> None:
-    with within():
-        found = _numbers(X)
-    torch.testing.assert_close(found, _expected(X), rtol=1e-10, atol=1e-12)
 
 
 def test_a_pass_whose_model_is_checkpointed_inside_a_function_that_differentiates() -> None:

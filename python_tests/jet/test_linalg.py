@@ -62,18 +62,3 @@ def test_a_logarithm_of_a_negative_determinant_is_nan_as_in_torch() -> None:
     x, u = -torch.eye(3, dtype=torch.float64), torch.ones(1, 3, 3, dtype=torch.float64)
     jet = jx.jet(torch.logdet, x, u)
     assert jet.primal.isnan() and jet.first == -3
-
-
-def test_what_a_determinant_returns() -> None:
-    seen: list[Any] = []
-
-    def results(x: Any) -> Any:
-        seen.extend((torch.slogdet(x), x.slogdet(), torch.linalg.slogdet(x)))
-        return seen[0].logabsdet
-
-    x = torch.randn(2, 2, 2)
-    jx.jet(results, x, torch.ones(1, 2, 2, 2))
-    for found, own in zip(
-        seen, (torch.slogdet(x), x.slogdet(), torch.linalg.slogdet(x)), strict=True
-    ):
-        assert type(found) is type(own) and torch.equal(found.sign, own.sign)

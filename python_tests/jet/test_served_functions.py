@@ -19,7 +19,6 @@ import jachess_ext as jx
 from jachess_ext.jet.adapters import functions
 from jachess_ext.jet.engine import autograd_functions
 from python_tests.jet.compiling import NEEDS_MODULES_IN_GRAPHS
-from python_tests.smoothness.tiny_models import classifier, parameter_gradients, token_batch
 
 Formula = Callable[[Tensor], Tensor]
 NUMBERS = torch.Generator().manual_seed(3)
@@ -472,15 +471,6 @@ def test_inference_mode_inside_a_pass() -> None:
     torch.testing.assert_close(tangent.clone(), 3 * X.sin() ** 2 * X.cos() * U[0])
 
 
-def test_a_laplacian() -> None:
-    x = X.clone().requires_grad_()
-    with jx.forward_code(_Cube):
-        found = jx.laplacian(lambda x: _Cube.apply(x).sum(-1), x)[2]
-    torch.testing.assert_close(found, 6 * X.sum(-1))
-    (gradient,) = torch.autograd.grad(found.sum(), x)
-    torch.testing.assert_close(gradient, torch.full_like(X, 6))
-
-
 def test_a_context_and_a_decorator() -> None:
     @jx.forward_code(_Cube)
     def slope(x: Tensor) -> Tensor:
@@ -629,24 +619,6 @@ def test_in_a_graph() -> None:
     plain = _first(lambda x: (x @ layer.weight).exp() ** 3, X, U[0])
     torch.testing.assert_close(found, plain, **CLOSE)
     gradients = [torch.autograd.grad(t.sin().sum(), layer.weight) for t in (found, plain)]
-    torch.testing.assert_close(*gradients, **CLOSE)
-
-
-@pytest.mark.parametrize("hessian", [False, True])
-def test_the_penalty(hessian: bool) -> None:
-    """Of first order by a jvp, of second by the forward's code; as with torch's own function."""
-    function = _exponential("context", "output")
-    losses, gradients = [], []
-    for activation in (function.apply, torch.exp):
-        model = classifier("bert")
-        for layer in model.bert.encoder.layer:
-            layer.intermediate.intermediate_act_fn.forward = activation
-        penalty = jx.JacHess(model, weights="uniform", hessian=hessian)
-        torch.manual_seed(1)
-        with jx.forward_code(*[function] * hessian):
-            losses.append(penalty(token_batch([5, 4])).loss)
-        gradients.append(parameter_gradients(losses[-1], model))
-    torch.testing.assert_close(*losses, **CLOSE)
     torch.testing.assert_close(*gradients, **CLOSE)
 
 
