@@ -69,8 +69,9 @@ def check(function: Any, x: Tensor) -> None:
 
     point = x.clone().requires_grad_()
     value = penalty(point)
-    u = directions[0]
-    (expected,) = oracles.differences_along(lambda p: (penalty(p),), x, u, STEP)[0]
+    u, h = directions[0], 1e-5
+    with torch.no_grad():
+        expected = (penalty(x + h * u) - penalty(x - h * u)) / (2 * h)
     gradient = torch.zeros_like(x)
     if value.requires_grad:
         (gradient,) = torch.autograd.grad(value, point)

@@ -58,9 +58,9 @@ def check(fn: Callable[..., Any], plain: Callable[..., Any], *points: Tensor) ->
     found = torch.autograd.grad((jet.streams * mixed).sum(), inputs)
     wanted = torch.autograd.grad((streams * mixed).sum(), inputs)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    both = along(0, along(0, plain))(*points) + along(1, along(1, plain))(*points)
     for second in ("squares", "sum"):
         squares = jx.jet(fn, points, steps, second=second).second.sum(0)
-        both = along(0, along(0, plain))(*points) + along(1, along(1, plain))(*points)
         torch.testing.assert_close(squares, both, **CLOSE)
     first = tuple(step[0] for step in steps)
     value, tangent = jx.jvp(fn, points, first, differentiable=False)
