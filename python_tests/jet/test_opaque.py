@@ -92,13 +92,6 @@ def test_an_operator_of_a_library_without_a_function_around_it() -> None:
         jx.jet(torch.ops.flash_attn.jachess_test, x, torch.randn(1, 2, 4))
 
 
-def test_liger_itself() -> None:
-    liger = pytest.importorskip("liger_kernel.transformers", reason="liger-kernel, or triton")
-    layer = liger.LigerRMSNorm(8)
-    with pytest.raises(RuntimeError, match="use_liger_kernel=False"):
-        jx.jet(layer, torch.randn(2, 8), torch.randn(1, 2, 8))
-
-
 def test_compiled_flex_attention_names_what_to_call_instead() -> None:
     attend = torch.compile(flex_attention, backend="eager")
     x = torch.randn(1, 1, 3, 4)
