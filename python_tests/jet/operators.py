@@ -187,7 +187,12 @@ def judge(call: Call, *, independent: bool = True, gradients: bool = True) -> Ve
 
 
 def _drawn_once(call: Call, steps: Sequence[Tensor]) -> bool:
-    """Whether four directions that are the same have the same derivatives."""
+    """Whether four directions that are the same have the same derivatives, of what draws."""
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    call(*call.points)
+    if torch.equal(torch.get_rng_state(), before):
+        return True
     with torch.no_grad():
         jets = jx.jet(call, call.points, tuple(torch.stack([step[0]] * 4) for step in steps))
     return all(

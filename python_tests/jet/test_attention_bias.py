@@ -15,14 +15,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers.models.t5.modeling_t5 import T5LayerNorm
+from torch.func import grad, vmap
 
 import jachess_ext as jx
 from jachess_ext.jet import composed_rules
 from python_tests.jet.drawn import randn
-from python_tests.ntk.models import batch, classifier
 
 ACTIVE = [flags for flags in product([False, True], repeat=4) if any(flags)]
 HEADS = (2, 4, 5, 6)
@@ -125,14 +122,11 @@ def _letters(active: tuple[bool, ...]) -> str:
 @pytest.mark.parametrize("active", ACTIVE, ids=_letters)
 def test_every_choice_of_what_moves(active: tuple[bool, ...]) -> None:
     Case(active).check()
+    if active in (ACTIVE[0], ACTIVE[-1]):
+        Case(active).check(composed=True)
 
 
-@pytest.mark.parametrize("active", [ACTIVE[0], ACTIVE[-1]], ids=_letters)
-def test_composed_rules(active: tuple[bool, ...]) -> None:
-    Case(active).check(composed=True)
-
-
-@pytest.mark.parametrize("shape", [(2, 4, 5, 3), (4, 5, 3), (5, 3), (1, 3), (2, 1, 1, 3), (5, 1)])
+@pytest.mark.parametrize("shape", [(4, 5, 3), (1, 3), (2, 1, 1, 3), (5, 1)])
 def test_shapes_of_a_bias(shape: tuple[int, ...]) -> None:
     Case(bias=shape, scale=0.3).check()
     Case((False, False, False, True), shape).check()
@@ -171,12 +165,10 @@ def test_a_mask_beside_is_causal(composed: bool, kind: str, moving: str) -> None
         case.check(composed=composed)
 
 
-@pytest.mark.parametrize("active", [(True,) * 4, (False, False, False, True)], ids=_letters)
-def test_a_bias_that_moves_beside_is_causal(active: tuple[bool, ...]) -> None:
+def test_a_bias_that_moves_beside_is_causal() -> None:
     """torch takes both or refuses, depending on which of its kernels serves the call."""
-    case = Case(active, (5, 3), causal=True)
     with torch_may_refuse_both():
-        case.check()
+        Case(bias=(5, 3), causal=True).check()
 
 
 def test_hidden_entries_of_a_bias() -> None:
@@ -224,40 +216,6 @@ def test_within_transforms() -> None:
     same(vmap(both)(*many), torch.stack([both(*(x[n] for x in many)) for n in range(2)]))
     expected = torch.autograd.grad(both(*case.points).sin().sum(), case.points)
     same(grad(lambda *x: both(*x).sin().sum(), argnums=(0, 1, 2, 3))(*points), expected)
-
-
-def _norm(self: T5LayerNorm, x: Tensor) -> Tensor:
-    """T5's own rounds to float32."""
-    return self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
-
-
-def test_hessian_vector_product_of_t5(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parameters are the primals, so that the relative position bias carries a tangent."""
-    monkeypatch.setattr(T5LayerNorm, "forward", _norm)
-    model = classifier("t5")
-    model.set_attn_implementation("sdpa")  # type: ignore[operator]
-    samples = {k: v for k, v in batch([7, 4, 5]).items() if k != "labels"}
-    point = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
-    steps = {name: randn(*p.shape, seed=n) for n, (name, p) in enumerate(point.items())}
-
-    def loss(parameters: dict[str, Tensor]) -> Tensor:
-        return functional_call(model, parameters, (), samples).logits.logsumexp(-1).sum()
-
-    def gradients(value: Tensor, **options: Any) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(value, list(point.values()), materialize_grads=True, **options)
-
-    value, slope = jx.jvp(loss, (point,), (steps,))
-    found = gradients(slope)
-    with sdpa_kernel(SDPBackend.MATH):  # which torch can differentiate twice
-        expected_value = loss(point)
-        gradient = gradients(expected_value, create_graph=True)
-        pairs = zip(gradient, steps.values(), strict=True)
-        along = torch.stack([(g * step).sum() for g, step in pairs]).sum()
-        expected = gradients(along)
-    same((value, slope), (expected_value, along))
-    size = max(float(e.abs().max()) for e in expected)
-    for name, one, other in zip(point, found, expected, strict=True):
-        assert float((one - other).abs().max()) < 1e-9 * size, name
 
 
 @pytest.mark.parametrize("scale", [-0.5, 0.0])

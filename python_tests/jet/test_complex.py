@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import jachess_ext as jx
-from jachess_ext.jet.engine import complex_rules, registry
+from jachess_ext.jet.engine import complex_rules
 from jachess_ext.jet.engine.errors import MissingJetRule, last_name
 from jachess_ext.jet.engine.registry import registered_functions
 
 from ..models import oracles
 from .calls import Call, make_call
 from .queries import QUERIES
-from .rule_table import Row, is_complex, rule_of
+from .rule_table import Row, is_complex
 from .test_rules import ONE_OF_EACH_RULE
 
 STEP = 3e-4
@@ -69,8 +69,9 @@ def check(function: Any, x: Tensor) -> None:
 
     point = x.clone().requires_grad_()
     value = penalty(point)
-    u = directions[0]
-    (expected,) = oracles.differences_along(lambda p: (penalty(p),), x, u, STEP)[0]
+    u, h = directions[0], 1e-5
+    with torch.no_grad():
+        expected = (penalty(x + h * u) - penalty(x - h * u)) / (2 * h)
     gradient = torch.zeros_like(x)
     if value.requires_grad:
         (gradient,) = torch.autograd.grad(value, point)
@@ -217,19 +218,6 @@ def test_a_complex_constant_has_zero_derivatives() -> None:
     x, z = torch.randn(3), torch.ones(2) * 1j
     jet = jx.jet(lambda x: z, x, torch.randn(1, 3))
     assert torch.equal(jet.primal, z) and not jet.first.any()
-
-
-def test_functions_of_one_rule_take_complex_numbers_alike() -> None:
-    answers: dict[Any, set[bool]] = {}
-    for function in registered_functions():
-        answers.setdefault(rule_of(function), set()).add(complex_rules.takes_complex(function))
-    assert not [rule for rule, different in answers.items() if len(different) > 1]
-
-
-def test_the_functions_that_take_complex_numbers_exist() -> None:
-    served = (*registered_functions(), *registry.GENERAL_RULES)
-    names = {name for f in served for name in (last_name(f), f.__name__)}
-    assert not complex_rules.COVERED - names
 
 
 @pytest.mark.parametrize("differentiable", [True, False])

@@ -25,11 +25,7 @@ def attention(x: Tensor) -> Tensor:
 DRAWING: dict[str, Rows] = {
     "dropout": lambda x: F.dropout(x.sin(), 0.5) * x,
     "randn_like": lambda x: (x * torch.randn_like(x)).sin(),
-    "rand_like": lambda x: (x + torch.rand_like(x)).exp(),
-    "randn": lambda x: (x * torch.randn(len(x), 1, dtype=x.dtype)).cos(),
-    "randint": lambda x: x ** torch.randint(1, 5, (len(x), 1)),
     "bernoulli": lambda x: x.sin() * torch.bernoulli(torch.full_like(x, 0.5)),
-    "uniform_": lambda x: (x * torch.empty(x.shape, dtype=x.dtype).uniform_()).sin(),
     "multinomial": lambda x: (
         x * x.detach().exp().multinomial(1) + x.sin() * x.detach().exp().multinomial(1)
     ),

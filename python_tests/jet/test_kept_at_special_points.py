@@ -52,6 +52,7 @@ _SYMMETRIC = [f"torch.linalg.{name}" for name in ("cholesky", "cholesky_ex", "ei
 
 def _of_one_matrix() -> dict[str, Callable[[Any], Any]]:
     names = {*FORWARD_REVERSE, *FORWARD_ONLY}
+    names -= {name for name in names if name.replace(".Tensor", "") in names - {name}}  # methods
     found = {name: f for name in sorted(names) if (f := torch_private.find(name)) is not None}
     for name in _SYMMETRIC:  # which read one triangle, and mean both
         found[name] = lambda x, f=found[name]: f(x + x.mT)

@@ -58,9 +58,9 @@ def check(fn: Callable[..., Any], plain: Callable[..., Any], *points: Tensor) ->
     found = torch.autograd.grad((jet.streams * mixed).sum(), inputs)
     wanted = torch.autograd.grad((streams * mixed).sum(), inputs)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    both = along(0, along(0, plain))(*points) + along(1, along(1, plain))(*points)
     for second in ("squares", "sum"):
         squares = jx.jet(fn, points, steps, second=second).second.sum(0)
-        both = along(0, along(0, plain))(*points) + along(1, along(1, plain))(*points)
         torch.testing.assert_close(squares, both, **CLOSE)
     first = tuple(step[0] for step in steps)
     value, tangent = jx.jvp(fn, points, first, differentiable=False)
@@ -111,7 +111,7 @@ def test_constant_keys_and_other_strides() -> None:
     check(lambda v: flash_attn_func(x, x, v), lambda v: formula(x, x, v), draw(1, 2, 5, 3))
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ["plain", "causal window", "all"])
 def test_flash_attn_varlen_func(name: str) -> None:
     starts = torch.tensor([0, 2, 2, 6, 7], dtype=torch.int32)  # the second has no query,
     key_starts = torch.tensor([0, 3, 4, 8, 8], dtype=torch.int32)  # the last no key
@@ -128,7 +128,7 @@ def test_packed() -> None:
     check(
         lambda x: FlashAttnQKVPackedFunc.apply(x, *last),
         lambda x: formula(*x.unbind(2), causal=True),
-        draw(2, 4, 3, 2, 3),
+        draw(1, 3, 3, 2, 3),
     )
     starts = torch.tensor([0, 3, 5], dtype=torch.int32)
     check(
@@ -173,9 +173,7 @@ def varlen() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    ("window", "scale"), [((-1, -1), None), ((-1, 0), 0.8), ((1, 0), None), ((2, 1), None)]
-)
+@pytest.mark.parametrize(("window", "scale"), [((-1, 0), 0.8), ((2, 1), None)])
 def test_varlen_attn_of_torch(
     varlen: ModuleType, window: tuple[int, int], scale: float | None
 ) -> None:
@@ -211,7 +209,7 @@ def test_what_varlen_attn_has_no_rule_for(varlen: ModuleType) -> None:
 # ---- transformers' attn_implementation="flash_attention_2" ---------------------------------------
 
 
-@pytest.mark.parametrize("family, padded", [("Llama", True), ("Gemma2", True), ("Llama", False)])
+@pytest.mark.parametrize("family, padded", [("Gemma2", True), ("Llama", False)])
 def test_a_model_with_flash_attention(
     monkeypatch: pytest.MonkeyPatch, family: str, padded: bool
 ) -> None:
@@ -385,6 +383,7 @@ def liger(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_liger_rms_norm(offset: float) -> None:
     apply = LigerRMSNormFunction.apply
+    by_formula = lambda x, w, eps, offset, *_: rms_norm(x, w, eps, offset)  # noqa: E731
     settings = (1e-3, offset, "gemma", False)
     weight = draw(6)
     check(
@@ -398,20 +397,12 @@ def test_liger_rms_norm(offset: float) -> None:
         draw(3, 6),
         weight,
     )
-    check(lambda x: apply(x, None, 1e-3), lambda x: rms_norm(x, None, 1e-3, 0.0), draw(2, 3, 6))
-
-
-@pytest.mark.usefixtures("liger")
-def test_gradients_of_a_liger_norm_reach_its_weight() -> None:
-    x, steps, weight = draw(3, 6), draw(2, 3, 6), draw(6).requires_grad_()
-    jet = jx.jet(lambda x: LigerRMSNormFunction.apply(x, weight, 1e-3, 1.0), x, steps)
-    plain = torch.func.jvp(
-        lambda x: torch.func.jvp(lambda x: rms_norm(x, weight, 1e-3, 1.0), (x,), (steps[0],))[1],
-        (x,),
-        (steps[1],),
-    )[1]
-    found, wanted = (torch.autograd.grad(t.sin().sum(), weight) for t in (jet.second[0], plain))
+    x, steps = draw(3, 6), draw(2, 3, 6)
+    weight.requires_grad_()  # and carries no derivative
+    jets = [jx.jet(lambda x, f=f: f(x, weight, *settings), x, steps) for f in (apply, by_formula)]
+    found, wanted = (torch.autograd.grad(jet.streams.sin().sum(), weight) for jet in jets)
     torch.testing.assert_close(found, wanted, **CLOSE)
+    check(lambda x: apply(x, None, 1e-3), lambda x: rms_norm(x, None, 1e-3, 0.0), draw(2, 3, 6))
 
 
 @pytest.mark.usefixtures("liger")
@@ -453,8 +444,7 @@ def test_liger_rope(batch: tuple[int, ...], part: bool) -> None:
 @pytest.mark.parametrize(
     ("reduction", "weighted", "smoothing", "softcap"),
     [
-        *(("mean", False, 0.0, None), ("mean", True, 0.0, None), ("mean", False, 0.2, None)),
-        *(("sum", True, 0.0, 3.0), ("none", False, 0.2, 3.0)),
+        *(("mean", True, 0.0, None), ("sum", True, 0.0, 3.0), ("none", False, 0.2, 3.0)),
     ],
 )
 def test_liger_cross_entropy(

@@ -20,11 +20,9 @@ from python_tests.jet.compiling import NEEDS_MODULES_IN_GRAPHS
 
 BIASES = {"upper left": causal_upper_left, "lower right": causal_lower_right}
 CASES = [
-    ("upper left", (3, 5), 1),
     ("upper left", (5, 3), 3),
-    ("lower right", (5, 5), 2),
     ("lower right", (3, 5), 3),
-    ("lower right", (5, 3), 1),
+    ("lower right", (5, 3), 2),
 ]
 WEIGHTS = torch.linspace(-1, 1, 18, dtype=torch.float64).reshape(3, 6)
 
@@ -87,16 +85,20 @@ def jvp(fn: Callable[[Any], Any], x: Tensor, u: Tensor) -> Tensor:
 
 def diagonal(fn: Callable[[Any], Any], x: Tensor, order: int) -> Tensor:
     """Return Σ ∂f_i/∂x_i or Σ ∂²f/∂x_i² of each row, by torch.func."""
-    units = torch.eye(x.shape[1], dtype=x.dtype)
-    along = [jvp(fn, x, unit.expand_as(x)) for unit in units]
-    if order == 1:
-        return sum(part[:, n] for n, part in enumerate(along))  # type: ignore[return-value]
-    return sum(jvp(lambda x, u=u: jvp(fn, x, u.expand_as(x)), x, u.expand_as(x)) for u in units)  # type: ignore[misc,return-value]
+
+    def along(unit: Tensor) -> Tensor:
+        u = unit.expand_as(x)
+        return jvp(fn, x, u) if order == 1 else jvp(lambda x: jvp(fn, x, u), x, u)
+
+    parts = torch.func.vmap(along)(torch.eye(x.shape[1], dtype=x.dtype))
+    return parts.diagonal(dim1=0, dim2=2).sum(-1) if order == 1 else parts.sum(0)
 
 
 WAYS: dict[str, tuple[Callable, Callable]] = {
-    "value": (lambda f, x, u: jx.jvp(f, (x,), (u,))[0], lambda f, x, u: f(x)),
-    "jvp": (lambda f, x, u: jx.jvp(f, (x,), (u,))[1], lambda f, x, u: jvp(f, x, u)),
+    "jvp": (
+        lambda f, x, u: torch.stack(jx.jvp(f, (x,), (u,))),
+        lambda f, x, u: torch.stack([f(x), jvp(f, x, u)]),
+    ),
     "jet": (
         lambda f, x, u: jx.jet(f, x, torch.stack([u, u.cos()])).second[0],
         lambda f, x, u: jvp(lambda x: jvp(f, x, u.cos()), x, u),

@@ -6,7 +6,6 @@ slow test, which counts.  `operators.py` says what the oracles are.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -14,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import jachess_ext as jx
-from jachess_ext import torch_private
 from jachess_ext.jet.engine import registry
 from jachess_ext.jet.rules import forward_mode_kept
 from jachess_ext.jet.rules.forward_mode import forward_mode_rule
 
-from .operators import Verdict, calls, judge, operators, quiet, title
+from .operators import Call, Verdict, calls, judge, operators, quiet, title
 
 pytest.importorskip(
     "expecttest", reason="torch's table of operators needs it: pip install expecttest"
@@ -63,13 +62,23 @@ def _verdicts(op: Any, limit: int | None, dtype: torch.dtype = torch.float64) ->
 
 def test_other_names_of_a_function_are_served_where_it_is() -> None:
     for op in _operators():
-        if op.aliases:
-            every = [call for call in calls(op, 1) if not call.strided]
-            moving = max((len(call.points) for call in every), default=0)
-            kinds = [
-                judge(call, gradients=False).kind for call in every if len(call.points) == moving
-            ]
-            assert kinds[0] != "right" or not {"no rule", *BAD} & {*kinds}, (title(op), kinds)
+        every = [call for call in calls(op, 1) if not call.strided] if op.aliases else []
+        same = [c for c in every if c.leaves is every[0].leaves and c.places == every[0].places]
+        first, *others = map(_jets, same) if same else [None]
+        if first is not None:
+            assert None not in others, title(op)
+            torch.testing.assert_close(others, [first] * len(others), equal_nan=True)
+
+
+def _jets(call: Call) -> list[Tensor] | None:
+    """Return the streams of every output along two directions, or None without a rule."""
+    torch.manual_seed(1)
+    steps = tuple(torch.randn(2, *p.shape, dtype=p.dtype) for p in call.points)
+    try:
+        with torch.no_grad():
+            return [jet.streams for jet in jx.jet(call, call.points, steps)]
+    except jx.MissingJetRule:
+        return None
 
 
 def _worst(verdicts: Iterator[Verdict]) -> Verdict:
@@ -101,9 +110,9 @@ def _first(op: Any, dtype: torch.dtype) -> Iterator[Verdict]:
             return
 
 
-@pytest.mark.parametrize("name", ["cov", "cross", "kron", "linalg.inv"])
+@pytest.mark.parametrize("name", ["kron", "linalg.inv"])
 def test_gradients_through_the_general_rule(name: str) -> None:
-    """Of every operator in the slow test; cov's float32 weights are taken as float64."""
+    """Of every operator in the slow test."""
     (op,) = [op for op in _operators() if op.name == name]
     assert {v.kind for v in _verdicts(op, 2)} - {"skipped"} == {"right"}
 
@@ -134,33 +143,6 @@ def test_variants_without_a_forward_mode() -> None:
 
 
 # ---- the general rule --------------------------------------------------------------------------
-
-
-def _asks_for_the_general_rule(rule: Any) -> bool:
-    """Whether the code of a rule, or of one that it wraps, names `general_rule`."""
-    cells = [cell.cell_contents for cell in rule.__closure__ or ()]
-    wrapped = filter(inspect.isfunction, cells)
-    return "general_rule" in rule.__code__.co_names or any(map(_asks_for_the_general_rule, wrapped))
-
-
-def test_functions_whose_own_rules_cover_every_call_are_not_listed() -> None:
-    listed = (*forward_mode_kept.FORWARD_REVERSE, *forward_mode_kept.FORWARD_ONLY)
-    rules = {name: registry.RULES.get(torch_private.find(name)) for name in listed}
-    own = {name: rule for name, rule in rules.items() if rule is not None}
-    assert not {name for name, rule in own.items() if not _asks_for_the_general_rule(rule)}
-
-
-def test_a_layer_norm_by_torch_s_forward_mode_is_noticed() -> None:
-    """torch's own error: were the general rule to serve it, the samples would show it."""
-    (op,) = [op for op in _operators() if op.name == "nn.functional.layer_norm"]
-    function = torch.nn.functional.layer_norm
-    before = registry.RULES[function]
-    registry.RULES[function] = forward_mode_rule(function, has_gradients=True)
-    try:
-        kinds = {judge(call, independent=False).kind for call in calls(op, 2)}
-    finally:
-        registry.RULES[function] = before
-    assert "wrong" in kinds
 
 
 def _jet(function: Any, *, gradients: bool) -> Any:
@@ -206,11 +188,6 @@ def test_tensors_of_other_classes_are_refused() -> None:
     rule = registry.GENERAL_RULES[torch.kron]
     with pytest.raises(jx.MissingJetRule, match="class of its own"):
         _jet(lambda x: rule(x, own), gradients=False)
-
-
-def test_a_wrong_call_gives_torch_s_own_message() -> None:
-    with pytest.raises(RuntimeError, match="must have length 3"):
-        _jet(lambda x: torch.cross(x, torch.ones(2, dtype=torch.float64)), gradients=False)
 
 
 @pytest.mark.parametrize("order", [1, 2])

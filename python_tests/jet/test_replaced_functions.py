@@ -38,24 +38,15 @@ def _written_out(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: functional.linear(x, torch.ones(2, 4).double()),
     "layer_norm": lambda x: functional.layer_norm(x, [4]),
-    "group_norm": lambda x: functional.group_norm(x, 2),
     "softmax": lambda x: functional.softmax(x, -1),
-    "log_softmax": lambda x: functional.log_softmax(x, dim=-1),
     "gelu": lambda x: functional.gelu(x),
-    "silu": lambda x: functional.silu(x),
-    "softplus": lambda x: functional.softplus(x),
-    "elu": lambda x: functional.elu(x),
-    "leaky_relu": lambda x: functional.leaky_relu(x),
-    "mish": lambda x: functional.mish(x),
     "glu": lambda x: functional.glu(x),
     "dropout": lambda x: functional.dropout(x, 0.5, False),
     "normalize": lambda x: functional.normalize(x, dim=-1),
-    "rms_norm": lambda x: functional.rms_norm(x, [4]),
     "conv1d": lambda x: functional.conv1d(x[0], torch.ones(2, 3, 1).double()),
     "pad": lambda x: functional.pad(x, (1, 1), value=2.0),
     "interpolate": lambda x: functional.interpolate(x[0], scale_factor=2.0, mode="linear"),
     "mse_loss": lambda x: functional.mse_loss(x, x.detach() + 1),
-    "huber_loss": lambda x: functional.huber_loss(x, x.detach() + 0.3),
     "embedding": lambda x: functional.embedding(torch.tensor([0, 1]), x[0, 0]),
     "scaled_dot_product_attention": lambda x: functional.scaled_dot_product_attention(x, x, x),
 }
@@ -67,7 +58,7 @@ DERIVATIVES: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Sequence[T
 
 
 @pytest.mark.parametrize(
-    "name, replace", [("linear", _mocked), ("gelu", _mocked), *((name, _doubled) for name in CALLS)]
+    "name, replace", [("linear", _mocked), *((name, _doubled) for name in CALLS)]
 )
 def test_while_it_is_replaced_and_after(name: str, replace: Any, monkeypatch: Place) -> None:
     """Twice the value has twice the derivatives, as often as the model calls it."""

@@ -17,8 +17,10 @@ from ..models import oracles
 
 PADDINGS = ("zeros", "border", "reflection")
 CASES = [
-    *product(("bilinear", "bicubic", "nearest"), PADDINGS, (False, True), ((5, 4),)),
-    *product(("bilinear", "nearest"), PADDINGS, (False, True), ((3, 4, 5),)),
+    *product(("bilinear", "bicubic"), PADDINGS, (False, True), ((5, 4),)),
+    *product(("bilinear",), PADDINGS, (False, True), ((3, 4, 5),)),
+    ("nearest", "zeros", False, (5, 4)),
+    ("nearest", "reflection", True, (3, 4, 5)),
 ]
 STEPS = oracles.Steps(1e-4, 1e-3)
 
@@ -76,44 +78,6 @@ def test_slopes_at_kinks_are_torchs(mode: str, padding: str, aligned: bool) -> N
     torch.testing.assert_close(tangent, (slopes * tangents).sum(-1)[:, 0], rtol=1e-11, atol=1e-11)
 
 
-def test_a_spatial_transformer() -> None:
-    """The image and its places depend on the input, and gradients go to the weights."""
-    torch.manual_seed(0)
-    locate = torch.nn.Linear(32, 6).double()
-    locate.weight.data *= 0.1
-    locate.bias.data = torch.tensor([0.83, 0.02, 0.013, -0.03, 0.79, 0.04]).double()
-
-    def transformer(x: Any) -> Any:
-        theta = locate(x.flatten(1)).view(-1, 2, 3)
-        return F.grid_sample(x, F.affine_grid(theta, x.shape, False), align_corners=False)
-
-    x = torch.randn(1, 2, 4, 4).double()
-    u = torch.randn(2, *x.shape).double()
-    jet = jx.jet(transformer, x, u)
-    (expected,) = oracles.mixed_difference(lambda x: (transformer(x),), x, u[0], u[1], STEPS)
-    torch.testing.assert_close(jet.second[0], expected, rtol=1e-5, atol=1e-5)
-
-    def score() -> Tensor:
-        return jx.jet(transformer, x, u).second.square().sum()
-
-    (gradient,) = torch.autograd.grad(score(), locate.bias)
-    bias, step = locate.bias.data, torch.randn(6).double() * 1e-6
-    locate.bias.data = bias + step
-    above = score().item()
-    locate.bias.data = bias - step
-    torch.testing.assert_close(
-        (above - score().item()) / 2, (gradient @ step).item(), rtol=1e-5, atol=0
-    )
-
-
-def test_wrong_calls_are_told_as_torch_tells_them() -> None:
-    image, places = torch.randn(3, 1, 4, 4), torch.zeros(1, 2, 2, 2)
-    for mode, said in (("bilinear", "same batch size"), ("cubic", "mode to be")):
-        sample = _sampler(image, mode, "zeros", False)
-        with pytest.raises((RuntimeError, ValueError), match=said):
-            jx.jvp(sample, (places,), (places,))
-
-
 def test_no_finite_number_for_a_place_that_is_nan() -> None:
     image, x = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 1, 2)
     for mode, padding in product(("bilinear", "bicubic"), PADDINGS):
@@ -122,18 +86,16 @@ def test_no_finite_number_for_a_place_that_is_nan() -> None:
         assert jet.primal.isnan().all()
 
 
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_compiled(mode: str) -> None:
+def test_compiled() -> None:
     torch.manual_seed(0)
     image = _images(5, 4)[:1]
     places = _places((5, 4), False)[:1]
 
     class Sampled(torch.nn.Module):
         def forward(self, p: Any) -> Any:
-            return F.grid_sample(image, p, mode, "border", False)
+            linear = F.grid_sample(image, p, "bilinear", "border", False)
+            return linear * F.grid_sample(image, p, "bicubic", "border", False)
 
     module = Sampled()
     compiled = torch.compile(lambda p: jx.jvp(module, (p,), (p.cos(),)), backend="aot_eager")
-    results, wanted = compiled(places), jx.jvp(module, (places,), (places.cos(),))
-    for result, expected in zip(results, wanted, strict=True):
-        torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(compiled(places), jx.jvp(module, (places,), (places.cos(),)))

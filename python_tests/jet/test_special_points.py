@@ -99,15 +99,12 @@ PROGRAMS: dict[str, Callable] = {
     "std of two": lambda x: _beside(x, 0.0).std(-1),
     "poisson": lambda x: F.poisson_nll_loss(x, x.new_ones(()), reduction="none"),
     "kl": lambda x: F.kl_div(x, x.new_ones(()) / 2, reduction="none"),
-    **{f"x ** {n}": lambda x, n=n: x**n for n in (0, 1, 2, 3, -1, 0.5, -0.5, 1.5, 2.5)},
+    **{f"x ** {n}": lambda x, n=n: x**n for n in (0, 1, 2, 3, -1, 0.5, 2.5)},
     **{
         f"x ** [{n}]": lambda x, n=n: x ** torch.full(x.shape, n, dtype=x.dtype)
-        for n in (0.0, 1.0, 2.0, 3.0, -1.0, 1.5, 2.5)
+        for n in (0.0, 1.0, 2.0, -1.0, 2.5)
     },
-    **{
-        f"x ** full_like {n}": lambda x, n=n: x ** _full(x, n)
-        for n in (0.0, 1.0, 2.0, 3.0, -1.0, 0.5, 2.5)
-    },
+    **{f"x ** full_like {n}": lambda x, n=n: x ** _full(x, n) for n in (0.0, 1.0, 2.0, 0.5, 2.5)},
     **{f"{b} ** x": lambda x, b=b: b**x for b in (0.0, 1.0, 2.0, 0.5)},
     **{f"full_like {b} ** x": lambda x, b=b: _full(x, b) ** x for b in (0.0, 1.0, 2.0, 0.5)},
     "float_power 2": lambda x: torch.float_power(x, _full(x, 2.0)),
@@ -265,29 +262,21 @@ def test_sinc(dtype: torch.dtype) -> None:
 LEVELS = (1e-7, 1e-4, 12.0, 200.0, 1e4)
 OF_ROWS: dict[str, Callable] = {
     "norm": lambda x: x.norm(dim=-1),
-    "norm of all": lambda x: x.norm(),
     "vector_norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
-    "linalg.norm": lambda x: torch.linalg.norm(x, dim=-1, keepdim=True),
     "norm 1": lambda x: x.norm(1, -1),
     "norm inf": lambda x: x.norm(INF, -1),
     "norm 3": lambda x: x.norm(3, -1),
-    "vector_norm 3": lambda x: torch.linalg.vector_norm(x, 3, -1),
     "matrix_norm": lambda x: torch.linalg.matrix_norm(x),
     "dist": lambda x: torch.dist(x, torch.zeros_like(x)),
     "normalize": lambda x: F.normalize(x, dim=-1),
-    "normalize 3": lambda x: F.normalize(x, 3, dim=-1),
     "cosine": lambda x: F.cosine_similarity(x, x.flip(-1), -1),
-    "cosine to a constant": lambda x: F.cosine_similarity(x, torch.ones(768, dtype=x.dtype), -1),
     "pairwise_distance": lambda x: F.pairwise_distance(x, torch.zeros_like(x)),
     "std": lambda x: x.std(-1),
-    "std of the population": lambda x: torch.std(x, -1, correction=0, keepdim=True),
-    "std_mean": lambda x: torch.std_mean(x, -1)[0],
     "mean": lambda x: x.mean(-1),
     "layer_norm": lambda x: F.layer_norm(x, (768,)),
     "rms_norm": lambda x: F.rms_norm(x, (768,), eps=1e-6),
     "group_norm": lambda x: F.group_norm(x, 2),
     "logsumexp": lambda x: x.logsumexp(-1),
-    "softmax": lambda x: x.softmax(-1),
 }
 # torch's layer norm is wrong where it is differentiated more than twice.
 WRITTEN: dict[str, Callable] = {
@@ -338,16 +327,10 @@ def test_sums_of_squares_in_halves(name: str, dtype: torch.dtype) -> None:
 
 # ---- broadcasting before a reduction -------------------------------------------------------------
 
-SHAPES = (
-    ((3, 4), (3, 1)),
-    ((1, 4), (3, 4)),
-    ((3, 4), (4,)),
-    ((1,), (3, 4)),
-    ((2, 1, 4), (3, 1)),
-)
+SHAPES = (((3, 4), (3, 1)), ((3, 4), (4,)), ((1,), (3, 4)), ((2, 1, 4), (3, 1)))
 REDUCTIONS = ("none", "mean", "sum")
 OF_PAIRS: dict[str, Callable] = {
-    **{f"cosine {d}": lambda a, b, d=d: F.cosine_similarity(a, b, dim=d) for d in (-1, -2, 0)},
+    **{f"cosine {d}": lambda a, b, d=d: F.cosine_similarity(a, b, dim=d) for d in (-1, 0)},
     **{f"distance {p}": lambda a, b, p=p: F.pairwise_distance(a, b, p) for p in (1, 2, 3, INF)},
     "vecdot": torch.linalg.vecdot,
     "lerp": lambda a, b: torch.lerp(a, b, 0.3),
@@ -363,36 +346,22 @@ OF_PAIRS: dict[str, Callable] = {
     "inner": lambda a, b: torch.inner(*torch.broadcast_tensors(a, b)),
     **{
         f"{f.__name__} {way}": lambda a, b, f=f, way=way: f(a, b, reduction=way)
-        for f in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.poisson_nll_loss)
-        for way in REDUCTIONS
+        for f in (F.mse_loss, F.l1_loss, F.huber_loss, F.poisson_nll_loss)
+        for way in ("mean", "sum")
     },
     **{
         f"kl_div {way}": lambda a, b, way=way: F.kl_div(a, b * b + 1, reduction=way)
-        for way in (*REDUCTIONS, "batchmean")
+        for way in ("mean", "batchmean")
     },
+    "kl_div of logarithms": lambda a, b: F.kl_div(a, b, reduction="mean", log_target=True),
+    "gaussian_nll": lambda a, b: F.gaussian_nll_loss(
+        *torch.broadcast_tensors(a, b), b.expand_as(a + b) ** 2 + 1, full=True
+    ),
     **{
-        f"kl_div of logarithms {way}": lambda a, b, way=way: F.kl_div(
-            a, b, reduction=way, log_target=True
+        f"bce {way}, {name}": lambda a, b, way=way, name=name: F.binary_cross_entropy_with_logits(
+            a, (a * 0 + 0.3).detach(), **{name: b.detach().abs()}, reduction=way
         )
-        for way in (*REDUCTIONS, "batchmean")
-    },
-    **{
-        f"gaussian_nll {full}": lambda a, b, full=full: F.gaussian_nll_loss(
-            *torch.broadcast_tensors(a, b), b.expand_as(a + b) ** 2 + 1, full=full
-        )
-        for full in (False, True)
-    },
-    **{
-        f"bce {way}, weight": lambda a, b, way=way: F.binary_cross_entropy_with_logits(
-            a, (a * 0 + 0.3).detach(), weight=b.detach().abs(), reduction=way
-        )
-        for way in REDUCTIONS
-    },
-    **{
-        f"bce {way}, pos_weight": lambda a, b, way=way: F.binary_cross_entropy_with_logits(
-            a, (a * 0 + 0.3).detach(), pos_weight=b.detach().abs(), reduction=way
-        )
-        for way in REDUCTIONS
+        for way, name in (("mean", "weight"), ("sum", "weight"), ("mean", "pos_weight"))
     },
     "margin_ranking": lambda a, b: F.margin_ranking_loss(a, b, (a + b).detach().sign()),
     "triplet": lambda a, b: F.triplet_margin_loss(a, b, a.flip(-1), swap=True),
@@ -458,15 +427,9 @@ def _of_one_vector(function: Callable, left: Any, right: Any, kept: Any, active:
 
 SHIFTED: dict[str, Callable] = {
     "logsumexp": lambda x: x.logsumexp(-1),
-    "logsumexp of all": lambda x: x.logsumexp((0, 1)),
     "log_softmax": lambda x: x.log_softmax(-1),
     "softmax": lambda x: x.softmax(-1),
-    "softmax along rows": lambda x: x.softmax(0),
-    "softmin": lambda x: F.softmin(x, -1),
     "cross_entropy": lambda x: F.cross_entropy(x, torch.tensor([0, 1])),
-    "cross_entropy, smoothed": lambda x: F.cross_entropy(
-        x, torch.tensor([0, 1]), label_smoothing=0.1
-    ),
     "cross_entropy of probabilities": lambda x: F.cross_entropy(
         x, torch.full((2, 5), 0.2, dtype=x.dtype)
     ),
@@ -520,19 +483,15 @@ INDICES: dict[str, Any] = {
     "negative list": [-1, 0],
     "nested list": [[0, 1], [1, 0]],
     "list in a tuple": ([0, 1], [1, 0]),
-    "nested list in a tuple": ([[0, 1], [1, 0]],),
     "thrice nested": [[[0, 1], [1, 0]]],
     "tuple in a list": [(0, 1), (1, 0)],
-    "tuple in a tuple": ((0, 1), (1, 0)),
     "list of booleans": [True, False, True, False],
     "list of booleans behind": (slice(None), [True, False, True]),
     "array": np.array([2, 0]),
-    "array of booleans": np.array([True, False, True, False]),
     "matrix of an array": np.array([[0, 1], [2, 3]]),
     "number of numpy": np.int64(1),
     "range": range(0, 4, 2),
     "range behind": (slice(None), range(2)),
-    "range in a list": [range(2), range(2)],
     "None": None,
     "None in a list": [None, 1],
     "slice in a list": [slice(0, 2), 1],
@@ -540,31 +499,21 @@ INDICES: dict[str, Any] = {
     "Ellipsis between": (0, ..., 1),
     "True": True,
     "False": False,
-    "True and a list": (True, [0, 1]),
     "a list and True": ([0, 1], True),
     "True behind": (slice(None), True),
     "None and a list": (None, [0, 1]),
     "a list and None": ([0, 1], None, [1, 0]),
     "apart": ([0, 1], slice(None), [1, 0]),
-    "apart by an integer": (0, slice(None), [1, 0]),
     "integer and tensor": (1, torch.tensor([0, 2])),
     "tensor": torch.tensor([[0, 1], [2, 3]]),
-    "tensors apart": (torch.tensor([0, 1]), slice(None), torch.tensor([1, 0])),
     "tensors that broadcast": (torch.tensor([[0], [1]]), torch.tensor([0, 2])),
     "tensor of no dimension": torch.tensor(2),
-    "two of no dimension": (torch.tensor(2), torch.tensor(-1)),
-    "no dimension and a list": (torch.tensor(2), [0, 1]),
     "boolean of no dimension": torch.tensor(True),
     "bytes": torch.tensor([1, 0, 1, 0], dtype=torch.uint8),
-    "int32": torch.tensor([1, 0], dtype=torch.int32),
     "mask": ROWS,
-    "mask of two dimensions": torch.eye(4, 3, dtype=torch.bool),
     "mask and integer": (ROWS, 1),
-    "mask behind": (slice(None), torch.tensor([True, False, True])),
     "mask and tensor": (ROWS, torch.tensor([0, 2])),
-    "negative step by list": ([3, 2, 1, 0],),
     "slice with a step": slice(None, None, 2),
-    "slices": (slice(1, None), slice(-2, None)),
     "empty list": [],
     "empty tuple": (),
     "slice of tensors": slice(torch.tensor(1), torch.tensor(3)),
@@ -650,11 +599,7 @@ VARIANTS: dict[str, Callable] = {
     },
     **{
         f"vector_norm {p}": lambda x, p=p: torch.linalg.vector_norm(x.reshape(3, 4), p, -1)
-        for p in (0, 0.5, 1, 1.5, 2, 3, INF, -INF, -1)
-    },
-    **{
-        f"cond {p}": lambda x, p=p: torch.linalg.cond(x[:9].reshape(3, 3), p)
-        for p in (None, "fro", "nuc", INF, -INF, 1, -1, 2, -2)
+        for p in (0, 0.5, 1, 2, 3, INF, -INF, -1)
     },
     **{
         f"quantile {way} {f.__name__}": lambda x, way=way, f=f: f(
@@ -673,95 +618,35 @@ VARIANTS: dict[str, Callable] = {
         f"qr {mode}": lambda x, mode=mode: torch.linalg.qr(x.reshape(4, 3), mode)[1]
         for mode in ("reduced", "r", "complete")
     },
-    **{f"cov {c}": lambda x, c=c: torch.cov(x.reshape(3, 4), correction=c) for c in (0, 1, 2)},
+    "cov": lambda x: torch.cov(x.reshape(3, 4), correction=2),
     **{
-        f"linear_cross_entropy {way} {chunks}": lambda x, way=way, chunks=chunks: (
-            F.linear_cross_entropy(
-                x.reshape(4, 3),
-                torch.ones(5, 3, dtype=x.dtype).tril(),
-                torch.tensor([0, 1, 4, 2]),
-                reduction=way,
-                options=torch.nn.LinearCrossEntropyOptions() if chunks else None,
-            )
+        f"linear_cross_entropy {chunks}": lambda x, chunks=chunks: F.linear_cross_entropy(
+            x.reshape(4, 3),
+            torch.ones(5, 3, dtype=x.dtype).tril(),
+            torch.tensor([0, 1, 4, 2]),
+            options=torch.nn.LinearCrossEntropyOptions() if chunks else None,
         )
-        for way in (("mean", "sum") if hasattr(F, "linear_cross_entropy") else ())
-        for chunks in (False, True)
+        for chunks in ((False, True) if hasattr(F, "linear_cross_entropy") else ())
     },
-    **{
-        f"cross_entropy {way} {smoothed} {weighted}": lambda x, way=way, s=smoothed, w=weighted: (
-            F.cross_entropy(
-                x.reshape(4, 3),
-                torch.tensor([0, 1, 2, 2]),
-                torch.tensor([1.0, 2.0, 0.5], dtype=x.dtype) if w else None,
-                reduction=way,
-                label_smoothing=s,
-                ignore_index=1,
-            )
-        )
-        for way in REDUCTIONS
-        for smoothed in (0.0, 0.2)
-        for weighted in (False, True)
-    },
-    **{
-        f"{f.__name__} {way}": lambda x, f=f, way=way: f(
-            x.reshape(3, 4), torch.ones(3, 4, dtype=x.dtype), reduction=way
-        )
-        for f in (F.hinge_embedding_loss, F.soft_margin_loss, F.multilabel_soft_margin_loss)
-        for way in REDUCTIONS
-    },
-    **{
-        f"poisson {log} {full} {way}": lambda x, log=log, full=full, way=way: F.poisson_nll_loss(
-            x * x, torch.full_like(x, 2.5), log_input=log, full=full, reduction=way
-        )
-        for log in (True, False)
-        for full in (True, False)
-        for way in REDUCTIONS
-    },
-    **{
-        f"{name} {way}": lambda x, f=f, way=way: f(x.reshape(3, 4), way)
-        for name, f in {
-            "triplet": lambda a, way: F.triplet_margin_loss(a, a * 2, a.flip(0), reduction=way),
-            "cosine embedding": lambda a, way: F.cosine_embedding_loss(
-                a, a.flip(1), torch.tensor([1, -1, 1]), 0.1, reduction=way
-            ),
-            "margin ranking": lambda a, way: F.margin_ranking_loss(
-                a, a.flip(0), torch.ones(3, 4), 0.2, reduction=way
-            ),
-            "multi margin": lambda a, way: F.multi_margin_loss(
-                a, torch.tensor([0, 1, 2]), reduction=way
-            ),
-            "probabilities": lambda a, way: F.binary_cross_entropy(
-                a.sigmoid(), torch.full((3, 4), 0.3).double(), reduction=way
-            ),
-            "nll": lambda a, way: F.nll_loss(a, torch.tensor([0, 1, 2]), reduction=way),
-        }.items()
-        for way in REDUCTIONS
-    },
-    **{
-        f"put {accumulate}": lambda x, accumulate=accumulate: torch.put(
-            x[:6], torch.tensor([0, 2, 2]), x[6:9], accumulate
-        )
-        for accumulate in ((True,))
-    },
+    "cross_entropy": lambda x: F.cross_entropy(
+        x.reshape(4, 3),
+        torch.tensor([0, 1, 2, 2]),
+        torch.tensor([1.0, 2.0, 0.5], dtype=x.dtype),
+        ignore_index=1,
+        label_smoothing=0.2,
+    ),
+    "hinge": lambda x: F.hinge_embedding_loss(x, torch.ones(12).double()),
+    "poisson": lambda x: F.poisson_nll_loss(
+        x * x, torch.full_like(x, 2.5), log_input=False, full=True
+    ),
+    "put": lambda x: torch.put(x[:6], torch.tensor([0, 2, 2]), x[6:9], True),
     **{
         f"index_put {accumulate}": lambda x, accumulate=accumulate: torch.index_put(
             x[:6], (torch.tensor([0, 2, 3]),), x[6:9], accumulate
         )
         for accumulate in (True, False)
     },
-    **{
-        f"{f.__name__} {correction} {keep}": lambda x, f=f, c=correction, k=keep: f(
-            x.reshape(3, 4), 1, correction=c, keepdim=k
-        )
-        for f in (torch.var, torch.std)
-        for correction in (0, 1, 2)
-        for keep in (False, True)
-    },
     **{f"prod with {n} zeros": lambda x, n=n: (x[:4] * _ones_but(4, n)).prod() for n in range(4)},
-    **{
-        f"cumprod with {n} zeros": lambda x, n=n: (x[:4] * _ones_but(4, n)).cumprod(0)
-        for n in range(4)
-    },
     "logcumsumexp": lambda x: x.logcumsumexp(0),
     "renorm": lambda x: torch.renorm(x.reshape(3, 4), 2, 0, 0.5),
     "multi_dot": lambda x: torch.linalg.multi_dot([x.reshape(3, 4), x.reshape(4, 3), x[:3]]),
@@ -790,12 +675,6 @@ def test_every_variant(name: str) -> None:
     if name == "logcumsumexp":
         written = lambda x: x.exp().cumsum(0).log()  # noqa: E731
     _check_program(VARIANTS[name], x, name, written)
-
-
-def test_what_has_no_forward_mode_is_refused_in_its_own_words() -> None:
-    x = torch.rand(6, dtype=torch.float64)
-    with pytest.raises(MissingJetRule, match="prod"):
-        jx.jet(VARIANTS["scatter_reduce prod True self"], x, torch.ones(2, 6).double())
 
 
 def test_logit_beyond_its_ends() -> None:
