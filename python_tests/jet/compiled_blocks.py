@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import BertConfig, LlamaConfig, ModernBertConfig
+from transformers import BertConfig, LlamaConfig
 from transformers.models.bert.modeling_bert import BertLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-from transformers.models.modernbert.modeling_modernbert import ModernBertEncoderLayer
 
 WIDTH, HEADS, HEAD_SIZE = 16, 2, 8
 
@@ -52,17 +51,6 @@ def _rotary(tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def modernbert() -> Any:
-    config = ModernBertConfig(
-        hidden_size=WIDTH,
-        num_attention_heads=HEADS,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        attn_implementation="sdpa",
-    )
-    return ModernBertEncoderLayer(config, 1).eval()
-
-
 def llama() -> Any:
     config = LlamaConfig(
         hidden_size=4 * HEAD_SIZE,
@@ -78,7 +66,6 @@ def llama() -> Any:
 BLOCKS: dict[str, Callable[[], Any]] = {
     "attention": SelfAttention,
     "bert": bert,
-    "modernbert": modernbert,
     "llama": llama,
 }
 

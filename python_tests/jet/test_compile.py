@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
@@ -19,7 +18,6 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import jachess_ext as jx
 from jachess_ext.ops import gemm
-from python_tests import processes
 from python_tests.covering import pairs
 from python_tests.jet.compiled_blocks import (
     BLOCKS,
@@ -59,7 +57,7 @@ def streams_of(fn: Any, order: int = 2) -> Any:
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", ["bert", slow("llama"), slow("modernbert")])
+@pytest.mark.parametrize("name", ["bert", slow("llama")])
 def test_encoder_block_is_one_graph_of_operators(name: str) -> None:
     """The compiled graphs hold each operator as often as the eager pass calls it."""
     block = BLOCKS[name]().double()
@@ -82,7 +80,6 @@ def test_encoder_block_is_one_graph_of_operators(name: str) -> None:
     [
         ("attention", torch.float32),
         slow("bert", torch.float64),
-        slow("modernbert", torch.float32),
         slow("llama", torch.float32),  # its norms compute in float32 whatever the dtype
     ],
 )
@@ -116,11 +113,11 @@ def test_other_sizes_share_one_dynamic_graph() -> None:
 
 
 def test_every_number_of_directions() -> None:
-    block = SelfAttention().double()
-    compiled = torch.compile(streams_of(block), fullgraph=True, backend="eager")
+    streams = streams_of(nn.Tanh())
+    compiled = torch.compile(streams, fullgraph=True, backend="eager")
     for q in (1, 3):
-        tensors = example(block, q=q)
-        torch.testing.assert_close(compiled(*tensors), streams_of(block)(*tensors))
+        x, directions = torch.randn(2, 4), torch.randn(q, 2, 4)
+        torch.testing.assert_close(compiled(x, directions), streams(x, directions))
 
 
 def test_arguments_of_a_partial_are_inputs() -> None:
@@ -247,27 +244,18 @@ def test_what_the_graph_cannot_hold_is_refused(make: Any, words: str) -> None:
         compiled(*example(SelfAttention().double()))
 
 
-@pytest.mark.parametrize("hide", [with_an_attribute, Hidden])
-def test_without_fullgraph_it_runs_eagerly(hide: Any) -> None:
+def test_without_fullgraph_it_runs_eagerly() -> None:
     """A graph break, and every parameter keeps its gradient."""
     block = SelfAttention().double()
-    compiled = torch.compile(streams_of(hide(block)), backend="aot_eager")
+    compiled = torch.compile(streams_of(Hidden(block)), backend="aot_eager")
     expected = streams_and_gradients(streams_of(block), block, *example(block))
     assert_same(streams_and_gradients(compiled, block, *example(block)), expected, 1e-10)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda f, x: jx.jet(f, x, torch.ones_like(x)[None]),
-        lambda f, x: jx.laplacian(f, x),
-    ],
-    ids=["jet", "laplacian"],
-)
-def test_leaving_the_graph_is_said_once(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_the_graph_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("jachess_ext.jet.compiled.regions"), "_WARNED_REASONS", set())
     square = with_an_attribute(torch.square)
-    compiled = torch.compile(lambda x: call(square, x), backend="aot_eager")
+    compiled = torch.compile(lambda x: jx.laplacian(square, x), backend="aot_eager")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         compiled(torch.ones(2, 2))
@@ -277,10 +265,14 @@ def test_leaving_the_graph_is_said_once(call: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_wrong_directions_are_named() -> None:
+    module = nn.Tanh()
     for options, error in (({"fullgraph": True}, RuntimeError), ({}, ValueError)):
-        compiled = torch.compile(streams_of(nn.Tanh()), backend="eager", **options)
+        compiled = torch.compile(streams_of(module), backend="eager", **options)
         with pytest.raises(error, match="directions have shape"):
             compiled(torch.ones(2, 3), torch.ones(3))
+    jvp = torch.compile(lambda x, t: jx.jvp(module, (x,), (t,)), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=r"tangents\[0\] has shape \[2\]; expected \[3\]"):
+        jvp(torch.ones(3), torch.ones(2))
 
 
 # ---- compiled models in the eager engine -------------------------------------------------------
@@ -302,7 +294,7 @@ def test_regulariser_of_a_compiled_model(engine: Any) -> None:
     config = BertConfig(
         hidden_size=WIDTH,
         num_attention_heads=2,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         intermediate_size=24,
         vocab_size=30,
         attn_implementation="sdpa" if engine == "jet" else "eager",
@@ -323,7 +315,7 @@ def test_regulariser_of_a_compiled_model(engine: Any) -> None:
         return found | {"out": output.loss.detach()}
 
     expected = step(model)
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="eager")
     assert_same(step(compiled), expected, 1e-10)
     assert graphs() == 0
     plain = compiled(**batch).loss  # the plain step is compiled as ever
@@ -367,12 +359,6 @@ def test_two_threads_leave_torch_compile_on(call: Callable[[nn.Module], None]) -
     compiled = torch.compile(nn.Linear(3, 2), backend="eager")
     compiled(torch.ones(1, 3))
     assert graphs() > 0
-
-
-def test_import_leaves_dynamo_alone() -> None:
-    """Importing torch._dynamo takes seconds."""
-    code = "import sys, jachess_ext; sys.exit('torch._dynamo' in sys.modules)"
-    assert processes.run([sys.executable, "-c", code]).returncode == 0
 
 
 # ---- jvp, and several tensors --------------------------------------------------------------------
@@ -432,17 +418,6 @@ def test_a_jet_of_several_tensors_in_a_graph() -> None:
     assert graphs() == 1 and not counters["graph_break"]
 
 
-def test_a_jvp_with_wrong_input_says_so_in_a_graph() -> None:
-    layer = nn.Linear(3, 3)
-
-    def wrong(x: Tensor, t: Tensor) -> Any:
-        return jx.jvp(layer, (x,), (t,))
-
-    compiled = torch.compile(wrong, fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=r"tangents\[0\] has shape \[2\]; expected \[3\]"):
-        compiled(torch.ones(3), torch.ones(2))
-
-
 # ---- settings of a module, which are no inputs of the graph --------------------------------------
 
 
@@ -451,22 +426,19 @@ class WithSettings(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.count, self.flipped = 2, False
-        self.nest: list[Any] = [{"pair": (1.0, 2)}]
+        self.flipped = False
         self.norm, self.act = nn.LayerNorm(3, eps=1e-5), nn.LeakyReLU(0.1)
 
     def forward(self, z: Any, mask: Any = None) -> Any:
         assert mask is None
-        y = self.act(self.norm(z)).sin() * self.factor * self.count * self.nest[0]["pair"][0]
+        y = self.act(self.norm(z)).sin() * self.factor
         return -y if self.flipped else y
 
 
 CHANGES: list[Callable[[Any], Any]] = [
     lambda m: setattr(m, "factor", 2.5),
     lambda m: setattr(m, "factor", 3.5),
-    lambda m: setattr(m, "count", 3),
     lambda m: setattr(m, "flipped", True),
-    lambda m: m.nest[0].update(pair=(3.0, 2)),
     lambda m: setattr(m.norm, "eps", 0.5),
 ]
 
@@ -479,7 +451,7 @@ def test_changed_settings_are_traced_again() -> None:
     def tangent(x: Tensor, u: Tensor) -> Tensor:
         return jx.jet(functools.partial(module, mask=None), x, u[None], order=1).first[0]
 
-    compiled = torch.compile(tangent, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(tangent, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x, u), tangent(x, u))
     for change in CHANGES:
         change(module)
@@ -552,7 +524,7 @@ def test_a_laplacian_is_one_graph(backend: str, dynamic: bool | None) -> None:
 def test_a_laplacian_along_directions_in_a_graph() -> None:
     net, x = network(torch.float64), torch.randn(5, 3, dtype=torch.float64)
     compiled = torch.compile(
-        lambda x, d: jx.laplacian(net, x, directions=d), fullgraph=True, backend="aot_eager"
+        lambda x, d: jx.laplacian(net, x, directions=d), fullgraph=True, backend="eager"
     )
     directions = torch.randn(2, 3, dtype=torch.float64)
     found = compiled(x, directions)
@@ -561,10 +533,8 @@ def test_a_laplacian_along_directions_in_a_graph() -> None:
 
 
 WEIGHTS: dict[str, Callable[[Tensor], Any]] = {
-    "of one sign": lambda w: [0.0, 1.0, 2.5],
     "negative": lambda w: (-1, 0, -0.5),
     "of both signs": lambda w: [-1.0, 0.0, 2.0],
-    "both, 0 first": lambda w: [0.0, -1.0, 2.0],
     "zero": lambda w: [0.0, 0.0, 0.0],
     "a tensor": lambda w: w.detach(),
     "learned": lambda w: w,
@@ -573,22 +543,21 @@ WEIGHTS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def _settings() -> Iterator[Any]:
-    """Names of `WEIGHTS`, each without a graph and in one; with shapes that are symbols if slow."""
-    for name in WEIGHTS:
-        yield name, None, None
-        yield name, "aot_eager", None
-        is_fast = name in ("of both signs", "by row")
-        yield (name, "aot_eager", True) if is_fast else slow(name, "aot_eager", True)
+SETTINGS = [
+    *((name, None, None) for name in WEIGHTS),
+    *((name, "aot_eager", None) for name in ("negative", "zero", "one is learned")),
+    *((name, "aot_eager", True) for name in ("of both signs", "by row")),
+]
 
 
-@pytest.mark.parametrize("weights, backend, dynamic", _settings())
+@pytest.mark.parametrize("weights, backend, dynamic", SETTINGS)
 def test_weights_of_a_laplacian_in_a_graph(
     weights: str, backend: str | None, dynamic: bool | None
 ) -> None:
     """Against torch's Hessian of each row, with the gradients by parameters, x and weights; backend
-    None is the call without a graph."""
-    dtype = torch.float32 if backend == "inductor" else torch.float64
+    None is the call without a graph.  A graph takes any tensor of weights as it takes learned ones.
+    """
+    dtype = torch.float64
     net, x = network(dtype), torch.randn(4, 3, dtype=dtype, requires_grad=True)
     w = torch.tensor([0.5, -1.5, 0.0], dtype=dtype, requires_grad=True)
 

@@ -117,31 +117,25 @@ TABLE: dict[str, Callable[[Any, Any], Any]] = {
     "add, plain": lambda x, n: x + torch.add(Y, Y, alpha=n),
     "addcmul": lambda x, n: torch.addcmul(x, Y, Y, value=n),
     "softshrink": lambda x, n: F.softshrink(x, n.abs()),
-    "softshrink, plain": lambda x, n: x + F.softshrink(Y, n.abs()),
     "hardshrink": lambda x, n: F.hardshrink(x, n),
     "threshold": lambda x, n: F.threshold(x, 0.2, n),
-    "threshold_": lambda x, n: F.threshold_(x.clone(), 0.2, n),
     "softplus": lambda x, n: F.softplus(x, n + 0.5),
     "elu": lambda x, n: F.elu(x, n),
-    "celu": lambda x, n: F.celu(x, n + 0.5),
     "leaky_relu": lambda x, n: F.leaky_relu(x, n),
     "hardtanh": lambda x, n: F.hardtanh(x, -1.0, n + 0.05),
     "clamp": lambda x, n: x.clamp(-n - 0.05, n + 0.05),
     "smooth_l1": lambda x, n: F.smooth_l1_loss(x, Y, beta=n.abs()),
     "huber": lambda x, n: F.huber_loss(x, Y, delta=n + 0.5),
-    "huber, plain": lambda x, n: x + F.huber_loss(2 * Y, Y.sin(), delta=n + 0.5),
     "cross_entropy": lambda x, n: F.cross_entropy(x, torch.tensor([0, 2]), label_smoothing=n / 4),
     "gaussian_nll": lambda x, n: F.gaussian_nll_loss(x, Y, Y.square(), eps=n + 0.5),
     "poisson_nll": lambda x, n: F.poisson_nll_loss(x.abs(), Y.abs(), log_input=False, eps=n + 0.5),
     "triplet": lambda x, n: F.triplet_margin_loss(x, Y, Y + 1, margin=n),
     "norm": lambda x, n: torch.norm(x, n),
-    "Tensor.norm": lambda x, n: x.norm(n, -1),
     "vector_norm": lambda x, n: torch.linalg.vector_norm(x, n),
     "normalize": lambda x, n: F.normalize(x, p=n + 0.5),
     "cdist": lambda x, n: torch.cdist(x, Y, p=n + 0.5),
     "pdist": lambda x, n: F.pdist(x, p=n + 0.5),
     "dist": lambda x, n: torch.dist(x, Y, p=n + 0.5),
-    "pairwise_distance": lambda x, n: F.pairwise_distance(x, Y, p=n + 0.5),
     "renorm": lambda x, n: torch.renorm(x, 2, 0, n + 0.5),
     "lp_pool1d": lambda x, n: F.lp_pool1d(x.abs(), n + 0.5, 2),
     "local_response_norm": lambda x, n: F.local_response_norm(x[None], 2, alpha=n),
@@ -151,12 +145,9 @@ TABLE: dict[str, Callable[[Any, Any], Any]] = {
     "attention": lambda x, n: F.scaled_dot_product_attention(*[x[None, None]] * 3, scale=n),
     "attention, plain": lambda x, n: x + F.scaled_dot_product_attention(*[HEADS] * 3, scale=n),
     "pad": lambda x, n: F.pad(x, (1, 1), value=n),
-    "pad, plain": lambda x, n: x.sum() + F.pad(Y, (1, 1), value=n),
     "dropout": lambda x, n: F.dropout(x, n / 4),
     "gumbel_softmax": lambda x, n: F.gumbel_softmax(x, n + 0.5),
     "full": lambda x, n: x * torch.full((3,), n),
-    "full_like": lambda x, n: x * torch.full_like(x, n),
-    "new_full": lambda x, n: x * x.new_full((3,), n),
     "arange": lambda x, n: x * torch.arange(0, n + 3, dtype=torch.float64)[:3] * n,
     "linspace": lambda x, n: x * torch.linspace(0, n, 3, dtype=torch.float64),
     "masked_fill": lambda x, n: x.masked_fill(Y > 0, n),
@@ -183,7 +174,7 @@ def test_a_compiled_call() -> None:
         def forward(self, x: Any) -> Any:
             return F.smooth_l1_loss(x, Y, beta=x.abs().mean())
 
-    net = torch.compile(lambda x: jx.jvp(Net(), (x,), (Y,))[1], backend="aot_eager")
+    net = torch.compile(lambda x: jx.jvp(Net(), (x,), (Y,))[1], backend="eager")
     with pytest.raises((RuntimeError, TypeError)):
         net(X)
 

@@ -69,6 +69,7 @@ def through_a_view(function: Function, x: Any, w: Any) -> Any:
 
 def again_and_again(function: Function, x: Any, w: Any) -> Any:
     h = x * w
+    h[0] = h[1]
     for row in range(1, len(h)):
         h[row] += function(h[row - 1 : row])[0]
     return h.sum(0)
@@ -192,9 +193,7 @@ def _random_views(seed: int) -> Callable[[Any], Any]:
     return program
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(40), *(pytest.param(n, marks=pytest.mark.slow) for n in range(40, 120))]
-)
+@pytest.mark.parametrize("seed", range(40))
 def test_views_between_real_and_complex_numbers(seed: int) -> None:
     """Against torch.func.jvp, and its gradient against differences of it."""
     program = _random_views(seed)
