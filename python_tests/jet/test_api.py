@@ -30,48 +30,18 @@ U = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual
 @pytest.mark.parametrize(
     "x, directions, order, error, message",
     [
-        (
-            X,
-            U[:, :2],
-            2,
-            ValueError,
-            "directions have shape [2, 2, 4], but x of shape [3, 4] needs",
-        ),
+        (X, U[:, :2], 2, ValueError, "shape [2, 2, 4], but x of shape [3, 4] needs"),
         (X, U[:0], 2, ValueError, "no direction was given"),
-        (
-            X,
-            X.expand(5, 3, 4),
-            2,
-            ValueError,
-            "5 directions were given, but a jet carries the pairs of 1 to 4",
-        ),
+        (X, X.expand(5, 3, 4), 2, ValueError, "5 directions were given, but a jet carries"),
         (X, U, 3, ValueError, "order is 3, but jets exist for order 1 and 2"),
         (X, U, 0, ValueError, "order is 0"),
         (X.where(X > 0, torch.nan), U, 2, ValueError, "x contains NaN or infinite values"),
-        (
-            X.long(),
-            U,
-            2,
-            TypeError,
-            "x has dtype torch.int64, but derivatives need a floating-point",
-        ),
+        (X.long(), U, 2, TypeError, "x has dtype torch.int64"),
         (X.tolist(), U, 2, TypeError, "x[0][0] must be a plain tensor, not float"),
         (X, U.tolist(), 2, TypeError, "directions must be a tensor [q, *x.shape], not list"),
-        (
-            X,
-            U.float(),
-            2,
-            TypeError,
-            "directions are torch.float32; expected torch.float64, the dtype of x: convert them",
-        ),
-        (X, U * 1j, 1, TypeError, "directions are torch.complex128; expected torch.float64"),
-        (
-            X,
-            U.to("meta"),
-            2,
-            ValueError,
-            "directions are on meta; expected cpu, where x is: move them with .to('cpu')",
-        ),
+        (X, U.float(), 2, TypeError, "torch.float32; expected torch.float64, the dtype of x"),
+        (X, U * 1j, 1, TypeError, "torch.complex128; expected torch.float64"),
+        (X, U.to("meta"), 2, ValueError, "directions are on meta; expected cpu"),
     ],
 )
 def test_bad_input(x: Any, directions: Any, order: int, error: type, message: str) -> None:
@@ -83,26 +53,8 @@ def test_bad_input(x: Any, directions: Any, order: int, error: type, message: st
 
 
 def test_a_jet_is_no_point_of_expansion() -> None:
-    with pytest.raises(
-        TypeError, match=r"belongs to a pass .* take torch.func.jvp around the inner"
-    ):
+    with pytest.raises(TypeError, match=r"belongs to a pass .* take torch.func.jvp"):
         jx.jet(lambda x: jx.jet(torch.sin, x, U).primal, X, U)
-
-
-def test_the_way_out_of_a_nest_is_right() -> None:
-    """ΔΔ Σx⁴ = 24 D, by the call of the sentence, twice for each coordinate."""
-
-    def inner(z: torch.Tensor) -> torch.Tensor:
-        return jx.laplacian(lambda z: (z**4).sum(-1), z)[2]
-
-    x, total = torch.randn(2, 3, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    for v in torch.eye(3, dtype=torch.float64).unsqueeze(1).expand(3, 2, 3):
-
-        def slope(z: torch.Tensor, v: torch.Tensor = v) -> torch.Tensor:
-            return torch.func.jvp(inner, (z,), (v,))[1]
-
-        total = total + torch.func.jvp(slope, (x,), (v,))[1]
-    torch.testing.assert_close(total, torch.full_like(total, 72.0), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("make", ["script", "trace", "export"])
@@ -121,12 +73,6 @@ def test_a_program_says_pass_the_plain_module(make: str) -> None:
     ):
         with pytest.raises(RuntimeError, match=r"(?i)pass the plain module"):
             call()
-
-
-def test_stack_of_another_height() -> None:
-    layout = make_input(X, U).jet_layout
-    with pytest.raises(ValueError, match="has 4 streams, but the stack has 3 in front"):
-        jx.JetTensor(torch.zeros(3, 2), layout)
 
 
 class Block(nn.Module):
@@ -231,10 +177,6 @@ def test_a_pass_within_a_pass_is_refused() -> None:
     torch.testing.assert_close(alone.first, X.sin() * U)
 
 
-def test_results_of_two_passes_have_one_layout() -> None:
-    assert jx.jet(torch.sin, X, U).layout == jx.jet(torch.cos, X, U).layout
-
-
 def test_reentrant_checkpointing_is_refused() -> None:
     layer = nn.Linear(4, 4).double()
     with pytest.raises(RuntimeError, match="use_reentrant"):
@@ -329,15 +271,6 @@ def test_gradient_reaches_the_point_and_the_directions() -> None:
     torch.testing.assert_close(u.grad, torch.stack([6 * X * U[1], 6 * X * U[0]]))
 
 
-def test_what_a_jet_says_of_itself() -> None:
-    jet = make_input(X, U)
-    assert jet.shape == X.shape and jet.dtype == X.dtype and jet.device == X.device
-    assert (jet.ndim, jet.dim(), len(jet), jet.size(), jet.size(-1)) == (2, 2, 3, X.shape, 4)
-    assert repr(jet) == (
-        "JetTensor(shape=(3, 4), dtype=torch.float64, device=cpu, directions=2, order=2)"
-    )
-
-
 # ---- aliasing ----------------------------------------------------------------------------------
 
 
@@ -367,15 +300,11 @@ def test_writes_show_through_views_as_with_plain_tensors() -> None:
         torch.testing.assert_close(jet.first[0], (ahead - behind) / (2 * h), rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        torch.zeros_like,
-        torch.empty_like,
-        lambda x: x.new_zeros(3, 4),
-        lambda x: x.new_empty((3, 4)),
-    ],
-)
+MAKERS = (torch.zeros_like, torch.empty_like, lambda x: x.new_zeros(3, 4))
+MAKERS += (lambda x: x.new_empty((3, 4)),)
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_buffers_can_be_filled(make: Any) -> None:
     def fill(x: Any) -> Any:
         buffer = make(x)

@@ -44,9 +44,6 @@ class Choice(enum.Enum):
     THREE = 3.0
 
 
-Pair = collections.namedtuple("Pair", "scale name")
-
-
 def _times(z: Tensor, scale: float) -> Tensor:
     return z * scale
 
@@ -88,13 +85,11 @@ Use = Callable[[Any, Tensor], Tensor]
 KINDS: dict[str, tuple[Callable[[float], Any], Use]] = {
     "float": (float, lambda a, z: z * a),
     "numpy.float64": (np.float64, lambda a, z: z * a),
-    "array": (lambda v: np.full(3, v), lambda a, z: z * torch.as_tensor(a)),
     "object with numpy": (lambda v: Held(np.float64(v)), lambda a, z: z * a.scale),
     "Fraction": (fractions.Fraction, lambda a, z: z * float(a)),
     "partial": (lambda v: functools.partial(_times, scale=v), lambda a, z: a(z)),
     "deque": (lambda v: collections.deque([v]), lambda a, z: z * a[0]),
     "mappingproxy": (lambda v: types.MappingProxyType({"s": v}), lambda a, z: z * a["s"]),
-    "named tuple": (lambda v: Pair(v, ""), lambda a, z: z * a.scale),
     "namespace": (lambda v: types.SimpleNamespace(scale=v), lambda a, z: z * a.scale),
     "object": (Held, lambda a, z: z * a.scale),
     "slots": (Slots, lambda a, z: z * a.scale),
@@ -110,12 +105,11 @@ KINDS: dict[str, tuple[Callable[[float], Any], Use]] = {
     "module in a list": (lambda v: [nn.LeakyReLU(v)], lambda a, z: a[0](z)),
     "tensor": (torch.tensor, lambda a, z: z * a),
 }
-BREAKS = {"numpy.float64", "array", "object with numpy", "partial with an attribute"}
+BREAKS = {"numpy.float64", "object with numpy", "partial with an attribute"}
 BREAKS |= {"parameter with an attribute"}
 
 # Changes of what the attribute is, in place.
 INSIDE: dict[str, Callable[[Any, float], Any]] = {
-    "array": lambda a, v: a.fill(v),
     "deque": lambda a, v: a.__setitem__(0, v),
     "namespace": lambda a, v: setattr(a, "scale", v),
     "object": lambda a, v: setattr(a, "scale", v),

@@ -54,17 +54,6 @@ def forces() -> Case:
     return Case(model, x, loss, list(model.parameters()))
 
 
-def score_of_an_energy() -> Case:
-    """Denoising score matching; the scale of the noise is learned too, outside of the energy."""
-    model, x, noise = Energy().double(), draw(3, 5, 12), draw(3, 5, 12)
-    scale = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-
-    def loss(value: Tensor, gradient: Tensor) -> Tensor:
-        return (scale * gradient - noise).square().sum((1, 2)).mean()
-
-    return Case(model, x + 0.3 * noise, loss, [*model.parameters(), scale])
-
-
 def input_gradient_regularisation() -> Case:
     """A classifier's own loss, and the norm of its gradient at the embeddings, which learn."""
     model = nn.Sequential(nn.Linear(12, 20), nn.GELU(), nn.Linear(20, 4)).double()
@@ -98,7 +87,7 @@ def one_step_of_sgd() -> Case:
     return Case(fn, weights, loss, [*weights.values(), rate, data])
 
 
-CASES = [forces, score_of_an_energy, input_gradient_regularisation, one_step_of_sgd]
+CASES = [forces, input_gradient_regularisation, one_step_of_sgd]
 
 
 def by_double_backward(case: Case) -> tuple[Tensor, list[Tensor | None]]:

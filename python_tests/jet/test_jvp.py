@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import jachess_ext as jx
-from jachess_ext.jet import composed_rules
 from jachess_ext.jet.engine.errors import function_name
 from jachess_ext.jet.engine.registry import registered_functions
 from jachess_ext.jet.passes.dual import TANGENT_RULES
@@ -188,46 +187,22 @@ def test_without_gradients_there_is_no_graph_at_all() -> None:
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        (
-            {"primals": randn(3)},
-            TypeError,
-            "primals must be a tuple, with an entry for each argument of fn, not Tensor",
-        ),
+        ({"primals": randn(3)}, TypeError, "primals must be a tuple"),
         ({"primals": (), "tangents": ()}, TypeError, "primals hold no tensor"),
         (
             {"primals": ({"a": [3.0]},), "tangents": ({"a": [3.0]},)},
             TypeError,
-            "primals[0]['a'][0] must be a plain tensor, not float; bind what carries no",
+            "primals[0]['a'][0] must be a plain tensor, not float",
         ),
-        (
-            {"primals": (torch.ones(3).long(),)},
-            TypeError,
-            "primals[0] has dtype torch.int64, but derivatives need a floating-point tensor",
-        ),
-        (
-            {"tangents": (randn(2),)},
-            ValueError,
-            "tangents[0] has shape [2]; expected [3], the shape of primals[0]",
-        ),
-        (
-            {"tangents": (randn(3).float(),)},
-            TypeError,
-            "tangents[0] is torch.float32; expected torch.float64, the dtype of primals[0]",
-        ),
+        ({"primals": (torch.ones(3).long(),)}, TypeError, "primals[0] has dtype torch.int64"),
+        ({"tangents": (randn(2),)}, ValueError, "tangents[0] has shape [2]; expected [3]"),
+        ({"tangents": (randn(3).float(),)}, TypeError, "torch.float32; expected torch.float64"),
         ({"tangents": ("3",)}, TypeError, "tangents[0] must be a plain tensor like primals[0]"),
         ({"tangents": randn(3)}, TypeError, "tangents are nested otherwise than primals"),
         ({"fn": lambda x: (x, "text")}, TypeError, "fn returned a str, which has no tangent"),
-        (
-            {"fn": lambda x: x, "has_aux": True},
-            TypeError,
-            "with has_aux=True fn must return a tuple (output, aux), not",
-        ),
+        ({"fn": lambda x: x, "has_aux": True}, TypeError, "fn must return a tuple (output, aux)"),
         ({"fn": lambda x: torch.add(x, 1, out=randn(3))}, jx.MissingJetRule, "out="),
-        (
-            {"fn": lambda x: torch.ops.aten.tanh(x)},
-            jx.MissingJetRule,
-            "no jet rule for aten.tanh",
-        ),
+        ({"fn": torch.ops.aten.tanh}, jx.MissingJetRule, "no jet rule for aten.tanh"),
     ],
 )
 def test_wrong_input(
@@ -278,23 +253,16 @@ def test_a_jet_of_three_tensors_is_the_jet_of_all_of_them_in_one(order: int) -> 
         assert_same(together.second[0], second)
 
 
+TWO = (randn(3), randn(2))
+
+
 @pytest.mark.parametrize(
     "x, directions, error, message",
     [
         ((), (), TypeError, "x holds no tensor"),
         ((randn(3),), randn(1, 3), TypeError, "directions are nested otherwise than x"),
-        (
-            (randn(3), randn(2)),
-            (randn(1, 3), randn(1, 3)),
-            ValueError,
-            "directions[1] have shape [1, 3], but x[1] of shape [2] needs [q, 2]",
-        ),
-        (
-            (randn(3), randn(2)),
-            (randn(1, 3), randn(2, 2)),
-            ValueError,
-            "directions[1] hold 2 directions, but the tensors before them 1",
-        ),
+        (TWO, (randn(1, 3), randn(1, 3)), ValueError, "but x[1] of shape [2] needs [q, 2]"),
+        (TWO, (randn(1, 3), randn(2, 2)), ValueError, "directions[1] hold 2 directions"),
         ((randn(3), randn(2) / 0), (randn(1, 3),) * 2, ValueError, "x[1] contains NaN"),
     ],
 )
@@ -451,13 +419,6 @@ def test_autocast(differentiable: bool) -> None:
     else:
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one, other)
-
-
-def test_composed_rules_give_the_same_tangent() -> None:
-    block, x, t = Block().double(), randn(2, 5, 8), randn(2, 5, 8, seed=1)
-    expected = jx.jvp(block, (x,), (t,), differentiable=False)
-    with composed_rules():
-        assert_same(jx.jvp(block, (x,), (t,), differentiable=False), expected, 1e-12)
 
 
 # ---- writes in place ---------------------------------------------------------------------------

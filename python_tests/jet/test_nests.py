@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import jachess_ext as jx
+from python_tests.jet.drawn import randn
 
 KEYS = ("a", "b", "c")
 POWERS = {"a": 3, "b": 2, "c": 4}
@@ -26,11 +27,6 @@ class Fields:
     a: Tensor
     b: Tensor
     c: Tensor
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 X = {key: randn(4, 2, seed=seed) for seed, key in enumerate(KEYS)}

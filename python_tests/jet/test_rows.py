@@ -61,14 +61,12 @@ MIXING: dict[str, Rows] = {
     "a billionth of the mean": lambda x: x.sin() + 1e-9 * x.mean(0),
     "last coordinate's mean": lambda x: x.sin() + x[:, -1:].mean(),
     "no value of it": lambda x: x + x.mean(0) - x.mean(0).detach(),
-    "sum": lambda x: x.sum(0, keepdim=True).expand_as(x).sin(),
     "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
     "norm": lambda x: x / x.norm(),
     "clipped by the norm": lambda x: (x * (8 / x.norm()).clamp(max=1)).sin(),
     "softmax over rows": lambda x: x.softmax(0),
     # order
     "sorted": lambda x: x.sort(0)[0] ** 3,
-    "quantile": lambda x: x.minimum(x.quantile(0.7, 0)),
     "threshold at the mean": lambda x: F.relu(x - x.mean()),
     # rows that are named
     "row 7": lambda x: x**3 - x[7] ** 3,
@@ -83,8 +81,6 @@ MIXING: dict[str, Rows] = {
     "shuffled": lambda x: x[torch.randperm(len(x), generator=torch.Generator().manual_seed(1))],
     "rows before": lambda x: x.cumsum(0),
     "rows behind": lambda x: x.flip(0).cumsum(0).flip(0),
-    "smoothed": lambda x: F.avg_pool1d(x.T[None], 3, 1, 1)[0].T,
-    "spectrum": lambda x: torch.fft.fft(x, dim=0).real,
     "a mean of fours": lambda x: x - x.unflatten(0, (-1, 4)).mean(1).repeat_interleave(4, 0),
     "groups of eight from the second": lambda x: torch.cat(
         [x[:8], in_groups(x[8:], 8, lambda z: z - z.mean(0))]

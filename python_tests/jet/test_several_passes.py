@@ -177,18 +177,18 @@ def slopes(value: Tensor, gradient: Tensor) -> Tensor:
     return gradient.square().sum().sqrt() + 0.3 * value.sum()
 
 
-def eager_gradient_loss(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+def eager_gradient_loss(
+    model: nn.Module, x: Tensor, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
     """Of degree 1 in the weights: ⟨w, ∂L/∂w⟩ is L."""
-    loss = jx.gradient_loss(model, x, slopes).loss
+    run = lambda x: jx.gradient_loss(model, x, slopes).loss  # noqa: E731
+    loss = (torch.compile(run, backend=backend) if backend else run)(x)
     (gradient,) = torch.autograd.grad(loss, [model.weight])
     return (model.weight * gradient).sum().detach(), loss.detach()
 
 
 def compiled_gradient_loss(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    compiled = torch.compile(lambda x: jx.gradient_loss(model, x, slopes).loss, backend="aot_eager")
-    loss = compiled(x)
-    (gradient,) = torch.autograd.grad(loss, [model.weight])
-    return (model.weight * gradient).sum().detach(), loss.detach()
+    return eager_gradient_loss(model, x, "aot_eager")
 
 
 # Of degree 2 in x, each row by itself: along x itself the Hessian is twice the value.

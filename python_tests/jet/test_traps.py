@@ -73,12 +73,6 @@ def test_a_single_visible_key_has_no_derivative_in_its_weight() -> None:
     assert not jet.first.any() and not jet.second.any()
 
 
-def test_scores_of_a_thousand_stay_finite() -> None:
-    x, u = _point(4, 8)
-    jet = jx.jet(lambda x: F.scaled_dot_product_attention(100 * x, 100 * x, x), x, u)
-    assert torch.isfinite(jet.streams).all()
-
-
 # ---- formulas at their edges -------------------------------------------------------------------
 
 
@@ -160,14 +154,6 @@ def test_rows_beside_a_row_of_equal_entries_are_unharmed(name: str, level: float
     (gradient,) = torch.autograd.grad(streams.square().sum(), x)
     (expected,) = torch.autograd.grad(alone.square().sum(), x)
     torch.testing.assert_close(gradient[::2], expected[::2], rtol=1e-12, atol=1e-12)
-
-
-def test_a_jet_and_itself() -> None:
-    """x · x: the same tensor on both sides, and as its own condition."""
-    x, u = _point(3)
-    jet = jx.jet(lambda x: torch.where(x > 0, x * x, -(x * x)), x, u)
-    torch.testing.assert_close(jet.first, 2 * x.abs() * u)
-    torch.testing.assert_close(jet.second, 2 * x.sign() * u[:1] * u[1:])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -333,9 +319,12 @@ def test_a_full_backward_hook_is_named() -> None:
 STEPS: dict[str, Any] = {
     "floor_divide": lambda x: torch.floor_divide(x, 0.3),
     "floordiv": lambda x: x // 0.3,
+    "rfloordiv": lambda x: 3.0 // x,
     "by a jet": lambda x: x // x.cos(),
     "of a constant by a jet": lambda x: torch.floor_divide(torch.ones(4).double(), x),
     "round_": lambda x: (x * 5).round_(),
+    "floor_": lambda x: (x * 5).floor_(),
+    "ceil_": lambda x: (x * 5).ceil_(),
     "ifloordiv": lambda x: operator.ifloordiv(x * 1, 0.3),
     "floor_divide_": lambda x: (x * 1).floor_divide_(0.3),
 }

@@ -90,7 +90,7 @@ def _gradient(of: Tensor, to: Tensor) -> Tensor:
     return torch.zeros_like(to) if found is None else found
 
 
-def _streams_by_double_backward(program: Callable[[Any], Any], x: Tensor, u: Any, v: Any) -> Tensor:
+def streams_by_double_backward(program: Callable[[Any], Any], x: Tensor, u: Any, v: Any) -> Tensor:
     steps = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     y = program(x + steps[0] * u + steps[1] * v)
     first = torch.stack([_gradient(entry, steps) for entry in y])
@@ -104,7 +104,7 @@ def test_backward_after_a_write(name: str, program: Callable) -> None:
     x, w, u, v = _tensors()
     function = FUNCTIONS[name]
     written = WRITTEN_OUT.get(name, function)
-    expected = _streams_by_double_backward(
+    expected = streams_by_double_backward(
         lambda x: program(lambda part: written(part.clone()), x, w), x, u, v
     )
     weights = torch.randn_like(expected)
