@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -334,3 +335,32 @@ def test_a_plain_tensor_shaped_like_a_jet_stays_plain() -> None:
 
 def test_an_integer_buffer_is_plain() -> None:
     assert type(torch.zeros_like(make_input(X, U), dtype=torch.long)) is torch.Tensor
+
+
+# ---- operators and composed rules --------------------------------------------------------------
+
+EYE = torch.eye(3)
+FUSED = (
+    F.gelu,
+    lambda x: F.gelu(x, approximate="tanh"),
+    lambda x: F.layer_norm(x, (4,), X[0], X[1]),
+    lambda x: F.softmax(x, -1),
+    lambda x: F.scaled_dot_product_attention(x, x * 2, x, attn_mask=EYE.bool()),
+    lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=EYE[:, :1] > 0),
+    lambda x: x @ (x * x).T,
+    lambda x: F.silu(x) * x,
+)
+
+
+@pytest.mark.parametrize("function", FUSED)
+def test_operators_and_composed_rules_agree(function: Any) -> None:
+    """Streams and their gradients; without a compiled binary both sides are composed."""
+    x, u = X.clone().requires_grad_(), U.clone().requires_grad_()
+    weights = torch.linspace(-1, 1, 4 * X.numel(), dtype=X.dtype).reshape(4, *X.shape)
+    results = []
+    for rules in (nullcontext, composed_rules):
+        with rules():
+            streams = jx.jet(function, x, u).streams
+        loss = (streams * weights[..., : streams.shape[-1]]).sum()
+        results.append((streams.detach(), *torch.autograd.grad(loss, (x, u))))
+    torch.testing.assert_close(*results, rtol=1e-13, atol=1e-13)

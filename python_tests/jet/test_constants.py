@@ -23,6 +23,9 @@ CONSTRUCTORS: dict[str, Callable[[Tensor], Tensor]] = {
     "cat": lambda z: torch.cat([torch.zeros_like(z)[:1], z.new_ones(1, z.shape[1])]),
     "an entry set": lambda z: torch.zeros_like(z).index_fill_(0, torch.tensor([1]), 1.0),
     "cast": lambda z: torch.zeros_like(z, dtype=torch.float32).to(z.dtype),
+    "new_zeros": lambda z: z.new_zeros(z.shape),
+    "full_like": lambda z: torch.full_like(z, 0.0),
+    "new_full": lambda z: z.new_full(z.shape, 0.0),
 }
 INFINITE_SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
     "log": torch.log,
@@ -32,6 +35,9 @@ INFINITE_SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
     "norm": lambda x: x.norm(dim=-1),
     "xlogy": lambda x: torch.xlogy(x, x),
     "sqrt_": lambda x: x.sqrt_(),
+    "1 / x": lambda x: 1 / x,
+    "std": lambda x: x.std(-1),
+    "log_": lambda x: x.log_(),
 }
 
 

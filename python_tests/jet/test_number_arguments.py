@@ -155,6 +155,11 @@ TABLE: dict[str, Callable[[Any, Any], Any]] = {
     "lerp": lambda x, n: torch.lerp(x, Y, n),
     "power": lambda x, n: x.abs() ** n,
     "index_fill": lambda x, n: x.index_fill(1, torch.tensor([0]), n),
+    "threshold_": lambda x, n: F.threshold_(x.clone(), 0.2, n),
+    "celu": lambda x, n: F.celu(x, n + 0.5),
+    "pairwise_distance": lambda x, n: F.pairwise_distance(x, Y, p=n + 0.5),
+    "full_like": lambda x, n: x * torch.full_like(x, n),
+    "new_full": lambda x, n: x * x.new_full((3,), n),
 }
 
 

@@ -174,7 +174,7 @@ def _assign(y: Any) -> Any:
 
 
 class _Doubled(torch.autograd.Function):
-    """A Function of somebody's own."""
+    """A Function of somebody's own; with a context, and in torch's newer form."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -185,15 +185,32 @@ class _Doubled(torch.autograd.Function):
         return gradient * 2
 
 
+class _Passed(torch.autograd.Function):
+    """Returns what it is given, as FSDP2's does to be told when gradients are there."""
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+@pytest.mark.parametrize("function", [_Doubled, _Passed])
 @pytest.mark.parametrize("gradients", [True, False])
-def test_autograd_functions_are_refused(gradients: bool) -> None:
+def test_autograd_functions_are_refused(function: type, gradients: bool) -> None:
     """Autograd does not see the stack in a jet: what a Function returns would have no gradient."""
     x = torch.randn(3, dtype=torch.float64, requires_grad=True)
     with (
         torch.set_grad_enabled(gradients),
         pytest.raises(RuntimeError, match=r"autograd\.Function"),
     ):
-        jx.jet(_Doubled.apply, x, torch.randn(2, 3, dtype=torch.float64))
+        jx.jet(function.apply, x, torch.randn(2, 3, dtype=torch.float64))
 
 
 # ---- derivatives inside, as torch.func refuses them ----------------------------------------------
@@ -268,11 +285,14 @@ SPARSE: dict[str, Callable[[Tensor], Tensor]] = {
     "coo": Tensor.to_sparse,
     "csr": Tensor.to_sparse_csr,
     "bsr": lambda matrix: matrix.to_sparse_bsr((2, 2)),
+    "csc": Tensor.to_sparse_csc,
 }
 PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
     "@ vector": lambda m, x: m @ x[:, 0],
     "@ matrix": lambda m, x: m @ x,
     "linear": lambda m, x: F.linear(x.mT, m),
+    "mv": lambda m, x: torch.mv(m, x[:, 0]),
+    "mm": lambda m, x: torch.mm(m, x.sin()),
 }
 
 
