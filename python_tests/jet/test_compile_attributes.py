@@ -140,7 +140,7 @@ def _jvp(module: nn.Module, x: Tensor) -> Tensor:
 
 
 EVERY_TIME = ("numpy.float64", "Fraction", "dtype")
-IN_PLACE_EVERY_TIME = ("deque", "nested", "closure", "partial with an attribute")
+IN_PLACE_EVERY_TIME = ("nested", "closure", "partial with an attribute")
 
 
 def _case(name: str, inside: Any) -> Any:
@@ -154,10 +154,11 @@ CASES = [_case(name, None) for name in KINDS] + [_case(*case) for case in INSIDE
 
 @pytest.mark.parametrize("name, inside", CASES)
 def test_a_change_is_seen(name: str, inside: Any) -> None:
+    """The backend "eager" would run the region anew, and see a change without a guard."""
     make, use = KINDS[name]
     module = Module(make(2.0), use)
     x = torch.randn(2, 3, dtype=torch.float64)
-    compiled = torch.compile(lambda x: _jvp(module, x), backend="eager")
+    compiled = torch.compile(lambda x: _jvp(module, x), backend="aot_eager")
     first = _jvp(module, x)
     torch.testing.assert_close(compiled(x), first)
     breaks = any(

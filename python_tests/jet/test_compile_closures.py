@@ -319,7 +319,7 @@ def test_what_a_function_closes_over_is_an_input(
     def step(w: World, z: Tensor, t: Tensor) -> Any:
         return CALLS[call](kind(w) if place == "inside" else made[0], z, t)
 
-    compiled = torch.compile(step, fullgraph=True, backend="eager")
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
 
     def compare(batch: int) -> None:
         made[:] = [kind(w)]
