@@ -440,7 +440,7 @@ def laplacian_step(fn: Callable[[Tensor], Any], net: nn.Module, x: Tensor) -> li
 def test_a_laplacian_along_directions_in_a_graph() -> None:
     net, x = network(torch.float64), torch.randn(5, 3, dtype=torch.float64)
     compiled = torch.compile(
-        lambda x, d: jx.laplacian(net, x, directions=d), fullgraph=True, backend="eager"
+        lambda x, d: jx.laplacian(net, x, directions=d), fullgraph=True, backend="aot_eager"
     )
     directions = torch.randn(2, 3, dtype=torch.float64)
     found = compiled(x, directions)
