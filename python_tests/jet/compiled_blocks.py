@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import BertConfig, LlamaConfig, ModernBertConfig
+from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertLayer
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-from transformers.models.modernbert.modeling_modernbert import ModernBertEncoderLayer
+
+import jachess_ext as jx
 
 WIDTH, HEADS, HEAD_SIZE = 16, 2, 8
 
@@ -45,49 +45,13 @@ def bert() -> Any:
     return BertLayer(config).eval()
 
 
-def _rotary(tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin ``[1, tokens, HEAD_SIZE]`` of any angles: only their values are inputs."""
-    angles = torch.outer(torch.arange(tokens), torch.tensor([1.0, 0.1, 0.01, 0.001]))
-    angles = torch.cat([angles, angles], -1).unsqueeze(0)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+def streams_of(fn: Any, order: int = 2) -> Any:
+    """A function of x and directions: the stack of the jet of ``fn``."""
 
+    def streams(x: Tensor, directions: Tensor) -> Tensor:
+        return jx.jet(fn, x, directions, order).streams
 
-def modernbert() -> Any:
-    config = ModernBertConfig(
-        hidden_size=WIDTH,
-        num_attention_heads=HEADS,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        attn_implementation="sdpa",
-    )
-    return ModernBertEncoderLayer(config, 1).eval()
-
-
-def llama() -> Any:
-    config = LlamaConfig(
-        hidden_size=4 * HEAD_SIZE,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        attn_implementation="sdpa",
-    )
-    return LlamaDecoderLayer(config, 0).eval()
-
-
-BLOCKS: dict[str, Callable[[], Any]] = {
-    "attention": SelfAttention,
-    "bert": bert,
-    "modernbert": modernbert,
-    "llama": llama,
-}
-
-
-def call_of(name: str, block: nn.Module, tokens: int, dtype: torch.dtype) -> Any:
-    """What `jx.jet` is given for a block: rotary blocks need their positions."""
-    if name in ("attention", "bert"):
-        return block
-    return functools.partial(block, position_embeddings=_rotary(tokens, dtype))
+    return streams
 
 
 def example(
@@ -96,8 +60,7 @@ def example(
     """A point ``[batch, tokens, d]`` and q directions for a block, in the block's dtype."""
     parameter = next(block.parameters())
     generator = torch.Generator().manual_seed(seed)
-    width = block.hidden_size if hasattr(block, "hidden_size") else WIDTH
-    shape = (1 + q, batch, tokens, width)
+    shape = (1 + q, batch, tokens, WIDTH)
     values = torch.randn(shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
     return values[0], values[1:]
 

@@ -9,7 +9,7 @@ from jachess_ext.torch_private import release
 
 NEEDS_MODULES_IN_GRAPHS = pytest.mark.skipif(
     release(torch.__version__) < (2, 12),
-    reason=f"torch {torch.__version__} takes no nn.Module into a graph; see test_compile_old_torch",
+    reason=f"torch {torch.__version__} takes no nn.Module into a graph; see test_compile_breaks",
 )
 
 

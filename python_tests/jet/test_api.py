@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -30,52 +31,18 @@ U = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual
 @pytest.mark.parametrize(
     "x, directions, order, error, message",
     [
-        (
-            X,
-            U[:, :2],
-            2,
-            ValueError,
-            "directions have shape [2, 2, 4], but x of shape [3, 4] needs",
-        ),
-        (X, X, 2, ValueError, "directions have shape [3, 4]"),
+        (X, U[:, :2], 2, ValueError, "shape [2, 2, 4], but x of shape [3, 4] needs"),
         (X, U[:0], 2, ValueError, "no direction was given"),
-        (
-            X,
-            X.expand(5, 3, 4),
-            2,
-            ValueError,
-            "5 directions were given, but a jet carries the pairs of 1 to 4",
-        ),
+        (X, X.expand(5, 3, 4), 2, ValueError, "5 directions were given, but a jet carries"),
         (X, U, 3, ValueError, "order is 3, but jets exist for order 1 and 2"),
         (X, U, 0, ValueError, "order is 0"),
         (X.where(X > 0, torch.nan), U, 2, ValueError, "x contains NaN or infinite values"),
-        (X.where(X > 0, torch.inf), U, 1, ValueError, "x contains NaN or infinite values"),
-        (
-            X.long(),
-            U,
-            2,
-            TypeError,
-            "x has dtype torch.int64, but derivatives need a floating-point",
-        ),
+        (X.long(), U, 2, TypeError, "x has dtype torch.int64"),
         (X.tolist(), U, 2, TypeError, "x[0][0] must be a plain tensor, not float"),
-        ([1.0], [U], 2, TypeError, "x[0] must be a plain tensor, not float"),
         (X, U.tolist(), 2, TypeError, "directions must be a tensor [q, *x.shape], not list"),
-        (
-            X,
-            U.float(),
-            2,
-            TypeError,
-            "directions are torch.float32; expected torch.float64, the dtype of x: convert them",
-        ),
-        (X, U.long(), 2, TypeError, "directions are torch.int64; expected torch.float64"),
-        (X, U * 1j, 1, TypeError, "directions are torch.complex128; expected torch.float64"),
-        (
-            X,
-            U.to("meta"),
-            2,
-            ValueError,
-            "directions are on meta; expected cpu, where x is: move them with .to('cpu')",
-        ),
+        (X, U.float(), 2, TypeError, "torch.float32; expected torch.float64, the dtype of x"),
+        (X, U * 1j, 1, TypeError, "torch.complex128; expected torch.float64"),
+        (X, U.to("meta"), 2, ValueError, "directions are on meta; expected cpu"),
     ],
 )
 def test_bad_input(x: Any, directions: Any, order: int, error: type, message: str) -> None:
@@ -87,26 +54,8 @@ def test_bad_input(x: Any, directions: Any, order: int, error: type, message: st
 
 
 def test_a_jet_is_no_point_of_expansion() -> None:
-    with pytest.raises(
-        TypeError, match=r"belongs to a pass .* take torch.func.jvp around the inner"
-    ):
+    with pytest.raises(TypeError, match=r"belongs to a pass .* take torch.func.jvp"):
         jx.jet(lambda x: jx.jet(torch.sin, x, U).primal, X, U)
-
-
-def test_the_way_out_of_a_nest_is_right() -> None:
-    """ΔΔ Σx⁴ = 24 D, by the call of the sentence, twice for each coordinate."""
-
-    def inner(z: torch.Tensor) -> torch.Tensor:
-        return jx.laplacian(lambda z: (z**4).sum(-1), z)[2]
-
-    x, total = torch.randn(2, 3, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    for v in torch.eye(3, dtype=torch.float64).unsqueeze(1).expand(3, 2, 3):
-
-        def slope(z: torch.Tensor, v: torch.Tensor = v) -> torch.Tensor:
-            return torch.func.jvp(inner, (z,), (v,))[1]
-
-        total = total + torch.func.jvp(slope, (x,), (v,))[1]
-    torch.testing.assert_close(total, torch.full_like(total, 72.0), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("make", ["script", "trace", "export"])
@@ -127,12 +76,6 @@ def test_a_program_says_pass_the_plain_module(make: str) -> None:
             call()
 
 
-def test_stack_of_another_height() -> None:
-    layout = make_input(X, U).jet_layout
-    with pytest.raises(ValueError, match="has 4 streams, but the stack has 3 in front"):
-        jx.JetTensor(torch.zeros(3, 2), layout)
-
-
 class Block(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -142,27 +85,22 @@ class Block(nn.Module):
         return self.function(x)
 
 
-def test_missing_rule_names_operation_module_and_decorator() -> None:
+@pytest.mark.parametrize("way", ["jet", "jvp", "target"])
+def test_missing_rule_names_operation_module_and_decorator(way: str) -> None:
     model = nn.Sequential(nn.Tanh(), Block(torch.special.airy_ai))
+    call = {
+        "jet": lambda: jx.jet(model, X, U),
+        "jvp": lambda: jx.jvp(model, (X,), (U[0],)),
+        "target": lambda: jx.jvp(model, (X,), (U[0],), differentiable=False),
+    }[way]
     with pytest.raises(jx.MissingJetRule) as caught:
-        jx.jet(model, X, U)
-    for part in (
-        "no jet rule for torch.special.airy_ai",
-        "module Block '1' of Sequential",
-        "@jet_rule(torch.special.airy_ai)",
-        "from jachess_ext.jet import jet_rule",
-    ):
+        call()
+    parts = ["no jet rule for torch.special.airy_ai", "module Block '1' of Sequential"]
+    if way == "jet":
+        parts += ["@jet_rule(torch.special.airy_ai)", "from jachess_ext.jet import jet_rule"]
+    for part in parts:
         assert part in str(caught.value)
     assert isinstance(caught.value, NotImplementedError)
-
-
-@pytest.mark.parametrize("differentiable", [True, False])
-def test_a_jvp_s_missing_rule_names_operation_and_module(differentiable: bool) -> None:
-    model = nn.Sequential(nn.Tanh(), Block(torch.special.airy_ai))
-    with pytest.raises(jx.MissingJetRule) as caught:
-        jx.jvp(model, (X,), (U[0],), differentiable=differentiable)
-    for part in ("no jet rule for torch.special.airy_ai", "module Block '1' of Sequential"):
-        assert part in str(caught.value)
 
 
 def test_missing_rule_outside_a_module() -> None:
@@ -206,38 +144,11 @@ def test_a_typing_error_in_a_rule_s_name() -> None:
         jet_rule("gelluu")(lambda input: input)
 
 
-def test_an_operator_below_the_python_functions_is_refused() -> None:
-    with pytest.raises(jx.MissingJetRule):
-        jx.jet(lambda x: torch.ops.aten.tanh(x), X, U)
-
-
-def test_out_is_refused() -> None:
-    with pytest.raises(jx.MissingJetRule, match="out="):
-        jx.jet(lambda x: torch.add(x, 1, out=torch.empty_like(X)), X, U)
-
-
-def test_plain_tensors_of_others_take_no_jet_in_place() -> None:
-    buffer = torch.zeros_like(X)
-
-    def fill(x: Any) -> Any:
-        buffer[0] = x[0]
-        return buffer
-
-    for program in (fill, lambda x: buffer.add_(x)):
-        with pytest.raises(jx.MissingJetRule, match="a plain tensor cannot hold derivatives"):
-            jx.jet(program, X, U)
-
-
 MEETINGS = {
     "add": torch.add,
-    "mul": torch.mul,
-    "div": torch.div,
-    "matmul": torch.matmul,
-    "maximum": torch.maximum,
     "cat": lambda a, b: torch.cat([a, b]),
     "where": lambda a, b: torch.where(torch.eye(3).bool(), a, b),
     "copy_": lambda a, b: a.copy_(b),
-    "add_": lambda a, b: a.add_(b),
     "attention": lambda a, b: F.scaled_dot_product_attention(a, b, b),
 }
 
@@ -267,14 +178,17 @@ def test_a_pass_within_a_pass_is_refused() -> None:
     torch.testing.assert_close(alone.first, X.sin() * U)
 
 
-def test_results_of_two_passes_have_one_layout() -> None:
-    assert jx.jet(torch.sin, X, U).layout == jx.jet(torch.cos, X, U).layout
-
-
 def test_reentrant_checkpointing_is_refused() -> None:
     layer = nn.Linear(4, 4).double()
     with pytest.raises(RuntimeError, match="use_reentrant"):
         jx.jet(lambda x: checkpoint(layer, x, use_reentrant=True), X, U)
+    with pytest.raises(RuntimeError, match="use_reentrant"):
+        jx.jvp(
+            lambda x: checkpoint(layer, x, use_reentrant=True),
+            (X.clone().requires_grad_(),),
+            (X,),
+            differentiable=False,
+        )
     kept = jx.jet(lambda x: checkpoint(layer, x, use_reentrant=False), X, U)
     assert kept.streams.requires_grad
 
@@ -336,22 +250,10 @@ def test_containers_come_back_as_they_are() -> None:
     record = jx.jet(lambda x: Record(x * x, "name"), X, U)
     assert isinstance(record, Record) and record.label == "name"
     _is_square(record.a)
-
-
-def test_model_output() -> None:
-    out = jx.jet(lambda x: BaseModelOutput(x * x, hidden_states=(x, x * x)), X, U)
-    assert isinstance(out, BaseModelOutput)
-    _is_square(out.last_hidden_state)
-    _is_square(out.hidden_states[1])
-    assert out.attentions is None
-
-
-def test_constants_have_no_derivative() -> None:
-    constant, index, detached = jx.jet(lambda x: (X + 1, x.argmax(-1), x.detach() * 2), X, U)
-    assert torch.equal(constant.primal, X + 1)
-    assert not constant.first.any() and not constant.second.any()
-    assert torch.equal(index, X.argmax(-1))
-    assert torch.equal(detached.primal, 2 * X) and not detached.first.any()
+    output = jx.jet(lambda x: BaseModelOutput(x * x, hidden_states=(x, x * x)), X, U)
+    assert isinstance(output, BaseModelOutput) and output.attentions is None
+    _is_square(output.last_hidden_state)
+    _is_square(output.hidden_states[1])
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3)])
@@ -362,12 +264,6 @@ def test_scalar_and_empty_inputs(shape: tuple[int, ...]) -> None:
     assert jet.second.item() == 2 * x.numel()
 
 
-def test_the_input_is_left_as_it_was() -> None:
-    x = X.clone()
-    jx.jet(lambda x: x.mul_(2).add_(1), x, U)
-    assert torch.equal(x, X)
-
-
 def test_gradient_reaches_the_point_and_the_directions() -> None:
     x, u = X.clone().requires_grad_(), U.clone().requires_grad_()
     jet = jx.jet(lambda x: x**3, x, u)
@@ -376,57 +272,40 @@ def test_gradient_reaches_the_point_and_the_directions() -> None:
     torch.testing.assert_close(u.grad, torch.stack([6 * X * U[1], 6 * X * U[0]]))
 
 
-def test_strided_input_and_directions() -> None:
-    jet = jx.jet(lambda x: F.gelu(x) @ x.T, X.T, U.transpose(1, 2).flip(0).flip(0))
-    same = jx.jet(lambda x: F.gelu(x) @ x.T, X.T.contiguous(), U.transpose(1, 2).contiguous())
-    torch.testing.assert_close(jet.streams, same.streams, rtol=1e-13, atol=1e-13)
-
-
-def test_what_a_jet_says_of_itself() -> None:
-    jet = make_input(X, U)
-    assert jet.shape == X.shape and jet.dtype == X.dtype and jet.device == X.device
-    assert (jet.ndim, jet.dim(), len(jet), jet.size(), jet.size(-1)) == (2, 2, 3, X.shape, 4)
-    assert repr(jet) == (
-        "JetTensor(shape=(3, 4), dtype=torch.float64, device=cpu, directions=2, order=2)"
-    )
-
-
 # ---- aliasing ----------------------------------------------------------------------------------
 
 
-def _through_views(x: Any) -> Any:
+def through_views(x: Any) -> Any:
     y = x.clone()
     row, columns, transposed = y[0], y[:, 1:3], y.view(-1).view(3, 4).t()
     row *= 2
     columns.add_(row[1:3].clone())
     transposed[3] = row[0]
+    copied = y.t().contiguous()
+    copied.mul_(3)
     y[y > 1.5] = 0.25
-    return y, row, columns, transposed
+    return y, row, columns, transposed, copied
 
 
 def test_writes_show_through_views_as_with_plain_tensors() -> None:
-    jets = jx.jet(_through_views, X, U)
+    jets = jx.jet(through_views, X, U)
     h = 1e-6
     for jet, plain, ahead, behind in zip(
         jets,
-        _through_views(X),
-        _through_views(X + h * U[0]),
-        _through_views(X - h * U[0]),
+        through_views(X),
+        through_views(X + h * U[0]),
+        through_views(X - h * U[0]),
         strict=True,
     ):
         assert torch.equal(jet.primal, plain)
         torch.testing.assert_close(jet.first[0], (ahead - behind) / (2 * h), rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        torch.zeros_like,
-        torch.empty_like,
-        lambda x: x.new_zeros(3, 4),
-        lambda x: x.new_empty((3, 4)),
-    ],
-)
+MAKERS = (torch.zeros_like, torch.empty_like, lambda x: x.new_zeros(3, 4))
+MAKERS += (lambda x: x.new_empty((3, 4)),)
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_buffers_can_be_filled(make: Any) -> None:
     def fill(x: Any) -> Any:
         buffer = make(x)
@@ -458,72 +337,30 @@ def test_an_integer_buffer_is_plain() -> None:
     assert type(torch.zeros_like(make_input(X, U), dtype=torch.long)) is torch.Tensor
 
 
-def _added_to_columns(x: Any) -> Any:
-    y = torch.zeros_like(x)
-    y[:, 0] += x[:, 1] ** 3
-    y[:, 1:] *= x[:, 1:]
-    y[:, 2] -= y[:, 0].clone() * x[:, 3]
-    return y
-
-
-def _a_row_into_another(x: Any) -> Any:
-    y = x * x
-    y[0] = y[1]
-    y[2][:2] = y[1][2:].clone() * y[0][:2].clone()
-    return y
-
-
-@pytest.mark.parametrize("function", [_added_to_columns, _a_row_into_another])
-def test_gradients_through_parts_written_into_their_own_base(function: Any) -> None:
-    """``y[:, 0] += …`` writes a view of y back into y.  The oracle is reverse mode alone."""
-    x = X.clone().requires_grad_()
-    cotangent = torch.linspace(-1, 1, X.numel(), dtype=X.dtype).reshape(X.shape)
-    jet = jx.jet(function, x, U)
-
-    projected = (function(x) * cotangent).sum()
-    for direction in U:  # Σ c · f, then its first and second derivative along U
-        (slope,) = torch.autograd.grad(projected, x, create_graph=True)
-        projected = (slope * direction).sum()
-    assert torch.equal(jet.primal, function(x))
-    second = (jet.second[0] * cotangent).sum()
-    torch.testing.assert_close(second, projected, rtol=1e-12, atol=1e-13)
-    expected = torch.autograd.grad(projected, x)
-    torch.testing.assert_close(torch.autograd.grad(second, x), expected, rtol=1e-11, atol=1e-12)
-
-
 # ---- operators and composed rules --------------------------------------------------------------
 
+EYE = torch.eye(3)
+FUSED = (
+    F.gelu,
+    lambda x: F.gelu(x, approximate="tanh"),
+    lambda x: F.layer_norm(x, (4,), X[0], X[1]),
+    lambda x: F.softmax(x, -1),
+    lambda x: F.scaled_dot_product_attention(x, x * 2, x, attn_mask=EYE.bool()),
+    lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=EYE[:, :1] > 0),
+    lambda x: x @ (x * x).T,
+    lambda x: F.silu(x) * x,
+)
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        F.gelu,
-        lambda x: F.gelu(x, approximate="tanh"),
-        lambda x: F.layer_norm(x, (4,), X[0].to(x.dtype), X[1].to(x.dtype)),
-        lambda x: F.softmax(x, -1),
-        lambda x: F.scaled_dot_product_attention(x, x * 2, x, attn_mask=torch.eye(3).bool()),
-        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.eye(3)[:, :1] > 0),
-        lambda x: x @ (x * x).T,
-        lambda x: F.silu(x) * x,
-    ],
-)
-@pytest.mark.parametrize(
-    "order, dtype, tolerance", [(2, torch.float64, 1e-13), (1, torch.float32, 1e-5)]
-)
-def test_operators_and_composed_rules_agree(
-    function: Any, order: int, dtype: torch.dtype, tolerance: float
-) -> None:
+
+@pytest.mark.parametrize("function", FUSED)
+def test_operators_and_composed_rules_agree(function: Any) -> None:
     """Streams and their gradients; without a compiled binary both sides are composed."""
+    x, u = X.clone().requires_grad_(), U.clone().requires_grad_()
+    weights = torch.linspace(-1, 1, 4 * X.numel(), dtype=X.dtype).reshape(4, *X.shape)
     results = []
-    for composed in (False, True):
-        x, u = (t.to(dtype).requires_grad_() for t in (X, U))
-        if composed:
-            with composed_rules():
-                streams = jx.jet(function, x, u, order=order).streams
-        else:
-            streams = jx.jet(function, x, u, order=order).streams
-        weights = torch.linspace(-1, 1, streams.numel()).reshape(streams.shape).to(dtype)
-        gradients = torch.autograd.grad((streams * weights).sum(), (x, u))
-        results.append((streams.detach(), *gradients))
-    for fused, plain in zip(*results, strict=True):
-        torch.testing.assert_close(fused, plain, rtol=tolerance, atol=tolerance)
+    for rules in (nullcontext, composed_rules):
+        with rules():
+            streams = jx.jet(function, x, u).streams
+        loss = (streams * weights[..., : streams.shape[-1]]).sum()
+        results.append((streams.detach(), *torch.autograd.grad(loss, (x, u))))
+    torch.testing.assert_close(*results, rtol=1e-13, atol=1e-13)

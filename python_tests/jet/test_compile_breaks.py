@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import jachess_ext as jx
 from jachess_ext.jet.compiled import closures, reachable, regions
+from python_tests.jet.compiled_blocks import SelfAttention, example, streams_of
+from python_tests.jet.test_compile_closures import CALLS
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 SHIFT = torch.tensor(0.5, dtype=torch.float64)
@@ -40,33 +41,6 @@ class Net(nn.Module):
 
 
 Call = Callable[..., tuple[Tensor, ...]]
-
-
-def _jvp(net: nn.Module, x: Tensor, t: Tensor, **settings: bool) -> tuple[Tensor, ...]:
-    return jx.jvp(net, (x, t), (x.sin(), torch.ones_like(t)), **settings)
-
-
-def _jet(net: nn.Module, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-    steps = torch.stack([x.cos(), x.sin()]), torch.stack([torch.ones_like(t), t])
-    return (jx.jet(net, (x, t), steps).streams,)
-
-
-def _laplacian(net: nn.Module, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-    return jx.laplacian(net, (x, t))[1:]
-
-
-def _gradient_loss(net: nn.Module, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-    result = jx.gradient_loss(net, (x, t), lambda value, slopes: slopes[0].square().sum())
-    return result.loss, *result.gradient
-
-
-CALLS: dict[str, Call] = {
-    "jvp": _jvp,
-    "jvp of a target": partial(_jvp, differentiable=False),
-    "jet": _jet,
-    "laplacian": _laplacian,
-    "gradient_loss": _gradient_loss,
-}
 # Every function of the folder: dynamo traces those that walk through what a module holds.
 STEPS = {
     name: file
@@ -123,3 +97,14 @@ def test_a_break_at_any_step(
         warnings.simplefilter("ignore")
         actual = results(torch.compile(call, backend="aot_eager"))
     torch.testing.assert_close(actual, expected)
+
+
+def test_where_torch_takes_no_module_into_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of torch 2.10 and 2.11: a jet runs eagerly, and a full graph says what is needed."""
+    monkeypatch.setattr(regions, "MODULES_IN_GRAPHS", False)
+    block = SelfAttention().double()
+    streams, tensors = streams_of(block), example(block)
+    assert torch.equal(torch.compile(streams, backend="eager")(*tensors), streams(*tensors))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"needs torch 2\.12 or newer"):
+        torch.compile(streams, fullgraph=True, backend="eager")(*tensors)

@@ -15,36 +15,29 @@ MASK = torch.tensor([[True, False, False, True], [False, True, False, False]])
 
 CONSTRUCTORS: dict[str, Callable[[Tensor], Tensor]] = {
     "zeros_like": torch.zeros_like,
-    "new_zeros": lambda z: z.new_zeros(z.shape),
-    "full_like": lambda z: torch.full_like(z, 0.0),
-    "new_full": lambda z: z.new_full(z.shape, 0.0),
     "empty_like, filled": lambda z: torch.empty_like(z).fill_(0.0),
     "new_empty, zeroed": lambda z: z.new_empty(z.shape).zero_(),
-    "an additive mask": lambda z: torch.zeros_like(z).masked_fill(MASK, 1.0),
     "a mask in place": lambda z: torch.zeros_like(z).masked_fill_(MASK, 1.0),
     "a view": lambda z: torch.zeros_like(z).view(-1).view(z.shape),
     "a sum": lambda z: torch.zeros_like(z) + torch.zeros(z.shape[-1], dtype=z.dtype),
-    "where": lambda z: torch.where(MASK, torch.zeros_like(z), torch.ones_like(z)),
     "cat": lambda z: torch.cat([torch.zeros_like(z)[:1], z.new_ones(1, z.shape[1])]),
     "an entry set": lambda z: torch.zeros_like(z).index_fill_(0, torch.tensor([1]), 1.0),
     "cast": lambda z: torch.zeros_like(z, dtype=torch.float32).to(z.dtype),
+    "new_zeros": lambda z: z.new_zeros(z.shape),
+    "full_like": lambda z: torch.full_like(z, 0.0),
+    "new_full": lambda z: z.new_full(z.shape, 0.0),
 }
 INFINITE_SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
     "log": torch.log,
-    "log2": torch.log2,
-    "log10": torch.log10,
     "sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
     "reciprocal": torch.reciprocal,
-    "1 / x": lambda x: 1 / x,
     "x ** 0.5": lambda x: x**0.5,
-    "x ** -1": lambda x: x**-1,
     "norm": lambda x: x.norm(dim=-1),
-    "std": lambda x: x.std(-1),
     "xlogy": lambda x: torch.xlogy(x, x),
-    "acos(1 - x)": lambda x: torch.acos(1 - x),
-    "log_": lambda x: x.log_(),
     "sqrt_": lambda x: x.sqrt_(),
+    "1 / x": lambda x: 1 / x,
+    "std": lambda x: x.std(-1),
+    "log_": lambda x: x.log_(),
 }
 
 
@@ -95,9 +88,7 @@ WRITES: dict[str, Callable[[Tensor], Tensor]] = {
     "through a view": _through_a_view,
     "after a function": _after_a_function,
     "copy_": lambda z: torch.empty_like(z).copy_(z),
-    "add_": lambda z: torch.zeros_like(z).add_(z),
     "index_add_": lambda z: torch.zeros_like(z).index_add_(0, torch.tensor([1, 0]), z),
-    "scatter_": lambda z: torch.zeros_like(z).scatter_(1, torch.tensor([[0], [2]]), z[:, :1]),
     "masked_fill_": lambda z: torch.zeros_like(z).masked_fill_(MASK, z.sum()),
 }
 

@@ -53,9 +53,9 @@ def test_a_tensor_of_an_earlier_pass_is_refused(kind: str, use: str) -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("name", ["exp", "mul_", "clone", "sum", "__getitem__", "reshape"])
+@pytest.mark.parametrize("name", ["exp", "mul_", "__getitem__"])
 def test_functions_refuse_what_was_kept(kind: str, name: str) -> None:
-    arguments = {"mul_": (2,), "__getitem__": (0,), "reshape": (-1,)}.get(name, ())
+    arguments = {"mul_": (2,), "__getitem__": (0,)}.get(name, ())
     with pytest.raises(RuntimeError, match=r"kept from an earlier pass .* detach"):
         getattr(kept_by(kind), name)(*arguments)
 

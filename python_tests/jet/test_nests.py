@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +12,14 @@ import torch
 from torch import Tensor
 
 import jachess_ext as jx
+from python_tests.jet.drawn import randn
 
 KEYS = ("a", "b", "c")
 POWERS = {"a": 3, "b": 2, "c": 4}
 ORDERS = ("abc", "cab", "cba")
 """Of the keys: one as it is, one turned round, one backwards."""
-PAIRS = tuple(itertools.permutations(ORDERS, 2))
+PAIRS = (("abc", "cab"), ("cab", "abc"), ("cba", "cab"))
 Named = namedtuple("Named", KEYS)
-Other = namedtuple("Other", ("c", "b", "a"))
 
 
 @dataclasses.dataclass
@@ -30,18 +29,12 @@ class Fields:
     c: Tensor
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
 X = {key: randn(4, 2, seed=seed) for seed, key in enumerate(KEYS)}
 """All of one shape: a wrong pair shows in the numbers alone."""
 V = {key: randn(4, 2, seed=10 + seed) for seed, key in enumerate(KEYS)}
 DICTS: dict[str, Callable[[Any], Any]] = {
     "dict": dict,
     "OrderedDict": OrderedDict,
-    "defaultdict": lambda items: defaultdict(Tensor, items),
     "nested": lambda items: {"inner": dict(items)},
 }
 
@@ -113,9 +106,7 @@ def test_directions_and_tangents_in_another_order(kind: str, order: str, other: 
 
 REFUSED: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "list": lambda x: list(x.values()),
-    "tuple": lambda x: tuple(x.values()),
     "keys of others": lambda x: {key.upper(): x[key] for key in x},
-    "a key less": lambda x: {key: x[key] for key in KEYS[:2]},
     "a key more": lambda x: {**x, "d": x["a"]},
     "deeper": lambda x: {key: [x[key]] for key in x},
     "named": lambda x: Named(**x),
@@ -165,9 +156,7 @@ def test_lists_tuples_and_named_tuples() -> None:
         lambda a, b, c: [a**3, b**2, c**4],
         lambda a, b, c: (a**3, (b**2, c**4)),
         lambda a, b, c: (a**3, b**2),
-        lambda a, b, c: Other(a**3, b**2, c**4),
         lambda a, b, c: {"a": a, "b": b, "c": c},
-        lambda a, b, c: Fields(a, b, c),
     ):
         with pytest.raises(ValueError, match="nested as those of x"):
             jx.divergence(f, (a, b, c))

@@ -112,10 +112,8 @@ def _composed(x: Tensor, net: nn.Module) -> Tensor:
 
 CALLS: dict[str, Callable[[Tensor, nn.Module], Any]] = {
     "jet of pairs": lambda x, net: jx.jet(net, x, torch.stack([x, x])).streams,
-    "jet of squares": lambda x, net: jx.jet(net, x, x[None], second="squares").streams,
     "jet of a sum": lambda x, net: jx.jet(net, x, x[None], second="sum").streams,
     "jvp": lambda x, net: jx.jvp(net, (x,), (x,))[1],
-    "jvp without a graph": lambda x, net: jx.jvp(net, (x,), (x,), differentiable=False)[0],
     "laplacian": lambda x, net: jx.laplacian(net, x)[2],
     "laplacian in chunks": lambda x, net: jx.laplacian(net, x, chunk_size=2)[2],
     "hessian_diagonal": lambda x, net: jx.hessian_diagonal(net, x)[2],
@@ -124,7 +122,6 @@ CALLS: dict[str, Callable[[Tensor, nn.Module], Any]] = {
     "gradient_loss": _of_loss,
     "differentiable": _twice,
     "forward_code": _named,
-    "written out": lambda x, net: jx.jvp(_written_out, (x,), (x,))[1],
     "composed rules": _composed,
     "checkpoint": lambda x, net: jx.jvp(
         lambda x: checkpoint(_written_out, x, use_reentrant=False), (x,), (x,)
