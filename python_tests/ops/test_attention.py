@@ -186,22 +186,6 @@ def test_masks_agree_with_finite_differences(name: str) -> None:
     assert errors_against_the_reference(leaves, mask, q=2) < 1e-10
 
 
-def test_agrees_with_torch_attention() -> None:
-    """The primal, and the first tangent as torch's derivative of its own attention."""
-    leaves = inputs(heads=4, key_heads=2, queries=21, size=8)
-    primal = [x.detach()[0] for x in leaves]
-    tangent = [x.detach()[1] for x in leaves]
-
-    def attention(*qkv: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True)
-
-    y = ops.attention_jet(*leaves, q=2, causal=True)
-    torch.testing.assert_close(y[0], attention(*primal))
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        _, expected = torch.func.jvp(attention, tuple(primal), tuple(tangent))
-    torch.testing.assert_close(y[1], expected)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("q", "streams", "dtype"), STREAMS_AND_DTYPES)
 def test_agrees_with_the_reference(device: str, q: int, streams: int, dtype: torch.dtype) -> None:
@@ -230,20 +214,12 @@ def test_settings_agree_with_the_reference(
     assert errors_against_the_reference(leaves, q=2, **SETTINGS[name]) < BOUNDS[dtype]
 
 
-@pytest.mark.parametrize(("device", "dtype"), WIDE)
-@pytest.mark.parametrize("size", [8, 48, 64, 80, 256])
-def test_head_sizes(size: int, dtype: torch.dtype, device: str) -> None:
-    leaves = inputs(queries=20, keys=40, size=size, dtype=dtype, device=device)
-    error = errors_against_the_reference(leaves, q=2, causal=True)
-    assert error < BOUNDS[dtype]
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("q", "streams", "dtype"),
     [(2, 4, torch.float64), (4, 11, torch.float32), (2, 4, torch.bfloat16), (4, 11, torch.float16)],
 )
-@pytest.mark.parametrize(("size", "value_size"), [(64, 256), (256, 64), (128, 128)])
+@pytest.mark.parametrize(("size", "value_size"), [(64, 256), (256, 64), (128, 128), (48, 80)])
 def test_heads_in_pieces(
     size: int, value_size: int, q: int, streams: int, dtype: torch.dtype, device: str
 ) -> None:
@@ -299,10 +275,9 @@ def test_everything_at_once(device: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("device", "dtype"), WIDE)
-@pytest.mark.parametrize("keys", [1000, 1500])
-def test_split_keys_agree_with_the_reference(keys: int, dtype: torch.dtype, device: str) -> None:
+def test_split_keys_agree_with_the_reference(dtype: torch.dtype, device: str) -> None:
     """Few heads and many keys: the backward sums partial gradients of the queries."""
-    leaves = inputs(heads=1, queries=50, keys=keys, size=8, dtype=dtype, device=device)
+    leaves = inputs(heads=1, queries=50, keys=1500, size=8, dtype=dtype, device=device)
     for window in ((-1, -1), (-1, 700)):
         error = errors_against_the_reference(leaves, q=2, window=window)
         assert error < BOUNDS[dtype]
@@ -314,33 +289,22 @@ def tiny_mask() -> Tensor:
     return mask
 
 
-@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 4), (3, 7)])
-def test_gradients(q: int, streams: int) -> None:
-    leaves = inputs(streams, heads=2, key_heads=1, queries=2, keys=3, size=2)
-
-    def f(*qkv: Tensor) -> Tensor:
-        return ops.attention_jet(*qkv, q=q)
-
-    assert torch.autograd.gradcheck(f, leaves, fast_mode=streams > 4)
-    assert torch.autograd.gradgradcheck(f, leaves, fast_mode=True)
-
-
 @pytest.mark.parametrize(
-    "keywords",
+    ("q", "streams", "settings"),
     [
-        {"mask": tiny_mask(), "softcap": 1.5},
-        {"causal": True, "dropout_p": 0.4, "dropout_seed": 5},
-        {"window": (0, 1), "scale": 0.3},
+        *((q, streams, {}) for q, streams in ((1, 2), (2, 4), (3, 7))),
+        (2, 4, {"mask": tiny_mask(), "softcap": 1.5}),
+        (2, 4, {"causal": True, "dropout_p": 0.4, "dropout_seed": 5}),
+        (2, 4, {"window": (0, 1), "scale": 0.3}),
     ],
-    ids=["mask and softcap", "causal and dropout", "window"],
 )
-def test_gradients_with_settings(keywords: dict[str, Any]) -> None:
-    leaves = inputs(queries=3, keys=4, size=2)
+def test_gradients(q: int, streams: int, settings: dict[str, Any]) -> None:
+    leaves = inputs(streams, heads=2, key_heads=1, queries=3, keys=4, size=2)
 
     def f(*qkv: Tensor) -> Tensor:
-        return ops.attention_jet(*qkv, q=2, **keywords)
+        return ops.attention_jet(*qkv, q=q, **settings)
 
-    assert torch.autograd.gradcheck(f, leaves, fast_mode=True)
+    assert torch.autograd.gradcheck(f, leaves, fast_mode=streams > 4 or bool(settings))
     assert torch.autograd.gradgradcheck(f, leaves, fast_mode=True)
 
 
@@ -545,14 +509,6 @@ def test_strides(device: str, dtype: torch.dtype) -> None:
         got = torch.autograd.grad(y, strided, gy)
         wanted = torch.autograd.grad(expected, leaves, gy.contiguous())
         assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
-
-
-def test_layout_lets_heads_merge_without_a_copy() -> None:
-    leaves = inputs(queries=9, dtype=torch.float32)
-    y = ops.attention_jet(*leaves, q=2)
-    for x in (y, *torch.autograd.grad(y.sum(), leaves)):
-        merged = x.transpose(-3, -2).flatten(-2)
-        assert merged.data_ptr() == x.data_ptr()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -822,10 +778,8 @@ TRITON, NO_KERNEL, CAPPED_SUM, NOT_ON_A_GPU, HYBRID, FUSED = range(1, 7)
         (NOT_ON_A_GPU, {"size": 264}),
         (NOT_ON_A_GPU, {"value_size": 264}),
         (HYBRID, {}),
-        (HYBRID, {"causal": True}),
         (HYBRID, {"queries": 2**13, "left": 2047, "causal": True}),
         (FUSED, {"queries": 2**13, "left": 2046, "causal": True}),
-        (FUSED, {"queries": 2**13, "keys": 2**13, "left": 64, "right": 64}),
         (HYBRID, {"queries": 2**13, "keys": 2**13, "left": 64}),
         (HYBRID, {"size": 128, "queries": 2048, "keys": 2048}),
         (HYBRID, {"value_size": 72, "queries": 1024}),
@@ -834,7 +788,6 @@ TRITON, NO_KERNEL, CAPPED_SUM, NOT_ON_A_GPU, HYBRID, FUSED = range(1, 7)
         (FUSED, {"dtype": torch.float16}),
         (FUSED, {"dtype": torch.float32, "streams": 2, "q": 1}),
         (FUSED, {"device": "cpu"}),
-        (FUSED, {"device": "cpu", "softcap": 1.0, "dropout_p": 0.1}),
         (FUSED, {"device": "cpu", "summed": 2}),
         (FUSED, {"device": "cpu", "dtype": torch.float64, "size": 300}),
     ],

@@ -8,7 +8,7 @@ from jachess_ext import ops
 from python_tests.ops.cases import (
     DEVICES,
     DTYPES,
-    STREAMS,
+    STREAMS_AND_DTYPES,
     TRACED,
     opcheck_backward,
     random_jet,
@@ -61,8 +61,7 @@ def test_is_available() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("q", "streams"), STREAMS)
+@pytest.mark.parametrize(("q", "streams", "dtype"), STREAMS_AND_DTYPES)
 def test_sums_by_hand(device: str, masked: bool, dtype: torch.dtype, q: int, streams: int) -> None:
     """Every width, from a few numbers to several vectors with a rest."""
     for width in (1, 8, 45):
@@ -85,8 +84,7 @@ def test_sums_by_hand(device: str, masked: bool, dtype: torch.dtype, q: int, str
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("q", "streams"), STREAMS)
+@pytest.mark.parametrize(("q", "streams", "dtype"), STREAMS_AND_DTYPES)
 def test_gradients_agree_with_the_reference(
     device: str, dtype: torch.dtype, q: int, streams: int
 ) -> None:
@@ -111,7 +109,7 @@ def test_gradients_agree_with_the_reference(
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("q", "streams"), STREAMS)
+@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 4), (3, 7)])
 def test_gradients(q: int, streams: int, masked: bool) -> None:
     x = random_jet(streams, 2, 2, 5).requires_grad_()
     mask = torch.tensor([[True, False], [True, True]]) if masked else None
