@@ -1,4 +1,4 @@
-"""What each process of `accelerate launch` runs: `-m python_tests.distributed.accelerate_job FOLDER`.
+"""What each process of `accelerate launch` runs: `accelerate_job` as a module, with a folder.
 
 The main process leaves the parameters in FOLDER/results.pt.
 """

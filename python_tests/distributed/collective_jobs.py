@@ -256,15 +256,11 @@ def keys_gathered(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
 
-def of_diffusers(anything: bool) -> Attention:
+def of_diffusers() -> Attention:
     """Diffusers' own attention with a ParallelConfig."""
-    if anything and torch.version.cuda and not torch.cuda.is_available():
-        raise ImportError("diffusers gathers the lengths on a GPU, if torch is built for one")
     from diffusers.models import _modeling_parallel, attention_dispatch
 
-    settings = _modeling_parallel.ContextParallelConfig(
-        ulysses_degree=RANKS, ulysses_anything=anything
-    )
+    settings = _modeling_parallel.ContextParallelConfig(ulysses_degree=RANKS)
     config = _modeling_parallel.ParallelConfig(context_parallel_config=settings)
     shape = mesh(("ring", "ulysses"))
     config.setup(dist.get_rank(), RANKS, torch.device("cpu"), mesh=shape)
@@ -288,8 +284,7 @@ def by_dimensions() -> Attention:
 ATTENTIONS: dict[str, Callable[[], Attention]] = {
     "ulysses": lambda: ulysses,
     "keys gathered": lambda: keys_gathered,
-    "diffusers": lambda: of_diffusers(False),
-    "diffusers, any length": lambda: of_diffusers(True),
+    "diffusers": of_diffusers,
     "diffusers' dimensions": by_dimensions,
 }
 

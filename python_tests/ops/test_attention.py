@@ -1,6 +1,5 @@
 """`jachess::attention_jet` against finite differences, its reference, and autograd's own checks."""
 
-import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -17,19 +16,20 @@ from torch.autograd import forward_ad
 from docs.hooks import ROOT, attention_table
 from jachess_ext import ops
 from jachess_ext.ops import attention, attention_triton, library
-from jachess_ext.ops.attention_reference import Call, Settings, dropout_mask
+from jachess_ext.ops.attention_reference import Call, default_scale, dropout_mask
 from python_tests import processes
 from python_tests.ops.cases import (
     DEVICES,
     STREAMS,
     STREAMS_AND_DTYPES,
     TRACED,
-    add_score_products,
     jet_by_differences,
     opcheck_backward,
+    plain_attention,
     random_jet,
     relative_error,
     same_for_any_threads,
+    settings_of,
 )
 
 NAMES = ("attention_jet", "attention_jet_backward")
@@ -91,43 +91,19 @@ def errors_against_the_reference(
     return max(relative_error(g, e) for g, e in zip(got, expected, strict=True))
 
 
-def plain_attention(
-    query: Tensor, key: Tensor, value: Tensor, settings: dict[str, Any], mask: Tensor | None
-) -> Tensor:
-    """softmax(q kᵀ) v of the primal alone, in torch's own words."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    scores = query @ key.mT * settings.get("scale", query.shape[-1] ** -0.5)
-    if settings.get("softcap"):
-        scores = settings["softcap"] * torch.tanh(scores / settings["softcap"])
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    i, j = (torch.arange(n) for n in scores.shape[-2:])
-    left, right = settings.get("window", (-1, -1))
-    ahead = j - i[:, None]
-    hidden = torch.zeros_like(ahead, dtype=torch.bool)
-    hidden |= (ahead > 0) & settings.get("causal", False)
-    hidden |= (ahead < -left) & (left >= 0)
-    hidden |= (ahead > right) & (right >= 0)
-    weights = torch.softmax(scores.masked_fill(hidden, -math.inf), -1)
-    p = settings.get("dropout_p", 0.0)
-    if p:
-        kept = dropout_mask(*scores.shape, p, settings["dropout_seed"], scores.device)
-        weights = weights * kept / (1 - p)
-    return weights @ value
-
-
 def jet_of_plain_attention(
     leaves: list[Tensor], settings: dict[str, Any], mask: Tensor | None = None
 ) -> Tensor:
     """The jet by finite differences along query, key and value at once."""
+    seed, named = settings.get("dropout_seed", 0), {"scale": default_scale(leaves[0])} | settings
+    numbers = settings_of(**{k: v for k, v in named.items() if k != "dropout_seed"})
     shapes = [x.shape[1:] for x in leaves]
     flat = torch.cat([x.detach().flatten(1) for x in leaves], 1)
 
     def f(x: Tensor) -> Tensor:
         parts = x.split([math.prod(shape) for shape in shapes])
         q, k, v = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
-        return plain_attention(q, k, v, settings, mask)
+        return plain_attention(q, k, v, mask, seed, numbers)[0]
 
     return jet_by_differences(f, flat, settings["q"])
 
@@ -617,49 +593,6 @@ def test_statistics_without_keys_or_width_of_values(device: str) -> None:
         assert stats[1:].isfinite().all() and bool(stats[1:].any()) == bool(key.numel())
 
 
-@pytest.mark.parametrize("device", DEVICES[1:])
-@pytest.mark.parametrize(("streams", "size"), [(2, 64), (3, 40), (4, 64), (4, 128)])
-def test_scores(streams: int, size: int, device: str) -> None:
-    """Weights and scores' gradients of causal chunks: the products made of them are the gradients;
-    the same run to run."""
-    leaves = inputs(
-        streams,
-        batch=2,
-        heads=4,
-        key_heads=2,
-        queries=150,
-        size=size,
-        dtype=torch.bfloat16,
-        device=device,
-    )
-    numbers = (streams // 2 + streams % 2, size**-0.5, True, -1, -1, 0.0, 0.0, 0)
-    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    expected = ops.attention_jet_reference(*wide, q=numbers[0], causal=True)
-    gy = random_jet(*expected.shape, seed=9).to(device, torch.bfloat16)
-    gradients = torch.autograd.grad(expected, wide, gy.double())
-    operators = torch.ops.jachess
-    y, stats = operators.attention_jet(*leaves, None, None, *numbers)
-    delta = operators.attention_jet_delta(gy, y, numbers[0])
-    results = [torch.zeros_like(leaf) for leaf in wide]
-    chunks = itertools.product([(0, 3), (3, 5)], [(0, 70), (70, 80)])
-    for (head, count), (row, height) in chunks:
-        arguments = (gy, *leaves, None, None, stats, delta, *numbers)
-        place = (head, count, row, height, row + height)
-        p, gs = operators.attention_jet_scores(*arguments, *place)
-        again = operators.attention_jet_scores(*arguments, *place)
-        assert torch.equal(p, again[0]) and torch.equal(gs, again[1])
-        for n in range(count):
-            b, h = divmod(head + n, 4)
-            of_keys = (slice(None), b, h // 2, slice(row + height))
-            of_rows = (slice(None), b, h, slice(row, row + height))
-            add_score_products(
-                [results[0][of_rows], *(result[of_keys] for result in results[1:])],
-                *(p[:, n], gs[:, n], leaves[0][of_rows], leaves[1][of_keys], gy[of_rows]),
-            )
-    for result, gradient in zip(results, gradients, strict=True):
-        assert relative_error(result, gradient) < BOUNDS[torch.bfloat16]
-
-
 def test_shapes_of_scores() -> None:
     """Known without a GPU: rows start at multiples of 16 bytes; and there is no derivative."""
     leaves = inputs(queries=7, keys=11, dtype=torch.bfloat16, device="meta")
@@ -756,12 +689,10 @@ def call_of(
     **settings: Any,
 ) -> Call:
     """A call of one head, fake."""
-    numbers = {"q": 2, "scale": 1.0, "causal": False, "left": -1, "right": -1, "softcap": 0.0}
-    numbers |= {"dropout_p": 0.0, "summed": 0} | settings
     with FakeTensorMode():
         shapes = [(queries, size), (keys, size), (keys, value_size or size)]
         jets = [torch.empty(streams, 1, 1, *s, dtype=dtype, device=device) for s in shapes]
-    return Call(jets[0], jets[1], jets[2], None, None, Settings(**numbers))
+    return Call(jets[0], jets[1], jets[2], None, None, settings_of(**settings))
 
 
 TRITON, NO_KERNEL, CAPPED_SUM, NOT_ON_A_GPU, HYBRID, FUSED = range(1, 7)
@@ -896,8 +827,7 @@ def test_which_heads_the_cuda_kernels_take(
         query = torch.empty(streams, 1, 2, 3, size, dtype=dtype, device="cuda:0")
         value = torch.empty(streams, 1, 2, 3, value_size, dtype=dtype, device="cuda:0")
         y = ops.attention_jet(query, query, value, q=q)
-        settings = Settings(q, 1.0, False, -1, -1, 0.0, 0.0, 0)
-        backend = attention.backend_of(Call(query, query, value, None, None, settings))
+        backend = attention.backend_of(Call(query, query, value, None, None, settings_of(q=q)))
     assert y.shape == (streams, 1, 2, 3, value_size) and y.dtype == dtype
     assert backend == ("fused" if taken else "composite")
 

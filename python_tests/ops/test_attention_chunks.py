@@ -25,6 +25,7 @@ from python_tests.ops.cases import (
     opcheck_backward,
     random_jet,
     relative_error,
+    settings_of,
 )
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -81,15 +82,11 @@ def composite(
     value: Tensor,
     mask: Tensor | None = None,
     *,
-    scale: float | None = None,
-    window: tuple[int, int] = (-1, -1),
     dropout_seed: int = 0,
     **named: Any,
 ) -> Tensor:
     """The operator, with the arguments of the wrapper."""
-    scale = default_scale(query) if scale is None else scale
-    rest = {"causal": False, "softcap": 0.0, "dropout_p": 0.0, "summed": 0} | named
-    settings = Settings(scale=scale, left=window[0], right=window[1], **rest)
+    settings = settings_of(**{"scale": default_scale(query)} | named)
     seed = torch.tensor(dropout_seed, device=query.device)
     return torch.ops.jachess.attention_jet_composite(query, key, value, mask, seed, *settings)
 
@@ -257,21 +254,6 @@ def test_refuses_what_does_not_fit(place: int, shape: tuple[int, ...], said: str
     leaves[place] = torch.ones(shape, dtype=torch.float64)
     with pytest.raises(ValueError, match=said):
         composite(*leaves, q=2)
-
-
-@pytest.mark.slow
-def test_compiles_to_one_graph() -> None:
-    """A sum of squares with a soft cap, which no kernel takes."""
-
-    def loss(*leaves: Tensor) -> Tensor:
-        y = ops.attention_jet(2 * leaves[0], *leaves[1:], q=3, summed=2, softcap=2.0)
-        return y.transpose(2, 3).flatten(3).square().sum()
-
-    leaves = heads(5, dtype=torch.float32)
-    eager = torch.autograd.grad(loss(*leaves), leaves)
-    compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
-    for got, expected in zip(compiled, eager, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 # ---- what it costs -----------------------------------------------------------------------------

@@ -184,16 +184,6 @@ def test_opcheck(device: str) -> None:
         torch.library.opcheck(torch.ops.jachess.sample_directions, arguments)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
-def test_compiles_to_one_graph(device: str) -> None:
-    def f(token: Tensor) -> Tensor:
-        return 2 * ops.sample_directions(token, 2, 16, seed=3, offset=1)
-
-    token = torch.arange(6, device=device).view(2, 3)
-    assert torch.equal(torch.compile(f, fullgraph=True)(token), f(token))
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("wrapper", [ops.sample_directions, ops.sample_directions_reference])
 def test_seed_and_offset_as_tensors(device: str, wrapper) -> None:

@@ -234,19 +234,3 @@ def test_opcheck(device: str, dtype: torch.dtype, traced: bool) -> None:
     torch.library.opcheck(namespace.jet_mean_squares, (x[:3].detach(), None, None, 2))
     arguments = (gfirst, gsecond, x, mask, index, 2)
     opcheck_backward(namespace.jet_mean_squares_backward, arguments, traced)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
-def test_compiles_to_one_graph(device: str) -> None:
-    mask = torch.tensor([True, False, True], device=device)
-    index = torch.tensor([4, 1], device=device)
-
-    def loss(x: Tensor) -> Tensor:
-        first, second = ops.jet_mean_squares(2 * x, 2, mask, index)
-        return first.sum() + second.square().sum()
-
-    x = random_jet(4, 3, 8, dtype=torch.float32, device=device).requires_grad_()
-    (eager,) = torch.autograd.grad(loss(x), x)
-    (compiled,) = torch.autograd.grad(torch.compile(loss, fullgraph=True)(x), x)
-    torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-5)

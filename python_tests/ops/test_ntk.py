@@ -262,13 +262,6 @@ def test_float64_on_a_gpu_goes_to_the_reference(
     assert bool(calls) != kernel
 
 
-@pytest.mark.slow
-def test_compiles_to_one_graph() -> None:
-    a, deltas = make_side(2, 5, 4, 8, (6,))
-    compiled = torch.compile(lambda a, d: 2 * ops.ntk_gram(a, [d]), fullgraph=True)
-    assert torch.equal(compiled(a, deltas[0]), 2 * ops.ntk_gram(a, deltas))
-
-
 # ---- form A by torch's products: on a GPU, but for the dtype of the results of products ---------
 
 

@@ -113,48 +113,29 @@ def test_multiples_of_quarter_turns(program: Path) -> None:
         assert units_off(evaluated(program, function, x), exactly(function, x)) <= 1.0
 
 
+INF, NAN, LEAST = math.inf, math.nan, 5e-324
 SPECIAL = {
-    "exp": [
-        (0.0, 1.0),
-        (-0.0, 1.0),
-        (5e-324, 1.0),
-        (-math.inf, 0.0),
-        (math.inf, math.inf),
-        (math.nan, math.nan),
-        (-745.1, 5e-324),  # the least positive number
-        (-745.2, 0.0),
-        (-1e300, 0.0),
-        (709.79, math.inf),
-        (1e300, math.inf),
-    ],
-    "expm1_nonpositive": [
-        (0.0, 0.0),
-        (5e-324, 5e-324),
-        (-5e-324, -5e-324),
-        (-math.inf, -1.0),
-        (-50.0, -1.0),
-        (math.nan, math.nan),
-    ],
-    "log1p": [(0.0, 0.0), (5e-324, 5e-324), (math.nan, math.nan)],
-    "gauss": [(0.0, 1.0), (40.0, 0.0), (-40.0, 0.0), (math.nan, math.nan)],
-    "normal_tail": [(0.0, 0.5), (-0.0, 0.5), (40.0, 0.0), (-40.0, 0.0), (math.nan, math.nan)],
-    "sin": [(0.0, 0.0), (-0.0, -0.0), (5e-324, 5e-324), (math.nan, math.nan)],
-    "cos": [(0.0, 1.0), (-0.0, 1.0), (5e-324, 1.0), (math.nan, math.nan)],
-    "tanh": [
-        (0.0, 0.0),
-        (5e-324, 5e-324),
-        (-5e-324, -5e-324),
-        (20.0, 1.0),
-        (math.inf, 1.0),
-        (-math.inf, -1.0),
-        (math.nan, math.nan),
-    ],
+    "exp": (
+        [0.0, -0.0, LEAST, -INF, INF, NAN, -745.1, -745.2, -1e300, 709.79, 1e300],
+        [1.0, 1.0, 1.0, 0.0, INF, NAN, LEAST, 0.0, 0.0, INF, INF],
+    ),
+    "expm1_nonpositive": (
+        [0.0, LEAST, -LEAST, -INF, -50.0, NAN],
+        [0.0, LEAST, -LEAST, -1.0, -1.0, NAN],
+    ),
+    "log1p": ([0.0, LEAST, NAN], [0.0, LEAST, NAN]),
+    "gauss": ([0.0, 40.0, -40.0, NAN], [1.0, 0.0, 0.0, NAN]),
+    "normal_tail": ([0.0, -0.0, 40.0, -40.0, NAN], [0.5, 0.5, 0.0, 0.0, NAN]),
+    "sin": ([0.0, -0.0, LEAST, NAN], [0.0, -0.0, LEAST, NAN]),
+    "cos": ([0.0, -0.0, LEAST, NAN], [1.0, 1.0, 1.0, NAN]),
+    "tanh": ([0.0, LEAST, -LEAST, 20.0, INF, -INF, NAN], [0.0, LEAST, -LEAST, 1.0, 1.0, -1.0, NAN]),
 }
+"""Arguments and values."""
 
 
 @pytest.mark.parametrize("function", SPECIAL)
 def test_special_points(program: Path, function: str) -> None:
-    x, expected = (np.array(column) for column in zip(*SPECIAL[function], strict=True))
+    x, expected = map(np.array, SPECIAL[function])
     y = evaluated(program, function, x)
     np.testing.assert_array_equal(y, expected)  # NaN equals NaN
     numbers = ~np.isnan(expected)

@@ -16,10 +16,10 @@ pytest.importorskip("triton")
 
 from jachess_ext import ops, torch_private
 from jachess_ext.ops import attention, attention_triton
-from jachess_ext.ops.attention_reference import Call, Settings, dropout_mask
+from jachess_ext.ops.attention_reference import Call, Settings
 from jachess_ext.ops.attention_triton import Tile
 from python_tests import processes
-from python_tests.ops.cases import random_jet
+from python_tests.ops.cases import plain_attention, random_jet
 from python_tests.triton import interpreter  # noqa: F401  mends bfloat16
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles here")
@@ -100,46 +100,13 @@ def problem(name: str, dtype: torch.dtype, jet: str = "tangent") -> tuple[Call, 
     return Call(jets[0], jets[1], jets[2], mask, seed, settings), gy
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seed: Tensor, settings: Settings
-) -> tuple[Tensor, Tensor]:
-    """Attention in torch's own words, and log Σ exp(s); 0 and −inf where a query sees nothing."""
-    group = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
-    s = settings.scale * query @ key.mT
-    if settings.softcap:
-        s = settings.softcap * torch.tanh(s / settings.softcap)
-    ahead = torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None]
-    right = 0 if settings.causal else settings.right
-    seen = (ahead >= -settings.left) | (settings.left < 0)
-    seen = (seen & ((ahead <= right) | (right < 0))).expand(s.shape)
-    if mask is not None and mask.dtype == torch.bool:
-        seen = seen & mask
-    elif mask is not None:
-        seen = seen & (mask != -math.inf)
-        s = s + mask.masked_fill(mask == -math.inf, 0.0)
-    # −10³⁰ and not −inf, of which torch's derivatives are NaN
-    s = s.masked_fill(~seen, -1e30)
-    e = torch.exp(s - s.detach().amax(-1, keepdim=True)).where(seen, 0.0)
-    total = e.sum(-1, keepdim=True)
-    p = e / total.where(total > 0, 1.0)
-    if settings.dropout_p:
-        p = (
-            p
-            * dropout_mask(*p.shape, settings.dropout_p, seed, p.device)
-            / (1 - settings.dropout_p)
-        )
-    logs = (s.detach().amax(-1, keepdim=True) + total.log()).where(total > 0, -math.inf)
-    return p @ value, logs.squeeze(-1)
-
-
 def expected(call: Call, gy: Tensor) -> list[Tensor]:
     """The jets of the result and of log Σ exp(s), and three gradients, by torch in float64."""
     leaves = [x.double().requires_grad_() for x in call[:3]]
     mask = call.mask if call.mask is None or call.mask.dtype == torch.bool else call.mask.double()
 
     def function(*heads: Tensor) -> tuple[Tensor, ...]:
-        return attend(*heads, mask, SEED, call.settings)
+        return plain_attention(*heads, mask, SEED, call.settings)
 
     def derivative(function: Function, stream: int) -> Function:
         tangents = tuple(x[stream] for x in leaves)
