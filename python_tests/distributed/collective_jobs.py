@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ Numbers = dict[str, Tensor]
 # ---- derivatives -------------------------------------------------------------------------------
 
 
-def derivatives(f: Program, x: Tensor, d: Tensor, g: Tensor, h: Tensor, w: Tensor) -> Numbers:
-    """Torch's own calls, nested."""
+def derivatives(
+    f: Program, x: Tensor, d: Tensor, g: Tensor, h: Tensor, w: Tensor, every: bool = True
+) -> Numbers:
+    """Torch's own calls, nested; without `every`, those that go the ways of the others."""
 
     def scalar(x: Tensor) -> Tensor:
         return (f(x, w) * g).sum()
@@ -47,16 +50,18 @@ def derivatives(f: Program, x: Tensor, d: Tensor, g: Tensor, h: Tensor, w: Tenso
     loss = (y * g).sum() + (dy * h).sum()
     out["backward of jvp"], out["backward of jvp: w"] = torch.autograd.grad(loss, leaves)
     out["jvp(jvp)"] = jvp(tangent, (x,), (d,))[1]
-    out["jvp(jvp(jvp))"] = jvp(lambda x: jvp(tangent, (x,), (d,))[1], (x,), (d,))[1]
     leaves = [t.clone().requires_grad_() for t in (x, w)]
     first = torch.autograd.grad((f(*leaves) * g).sum(), leaves, create_graph=True)
     out["backward"], out["backward: w"] = (t.detach() for t in first)
     second = torch.autograd.grad((first[0] * d).sum(), leaves)
     out["double backward"], out["double backward: w"] = second
+    out["vmap(jvp)"] = vmap(lambda d: tangent(x, d), out_dims=1)(torch.stack([d, d.sin()]))
+    if not every:
+        return {name: value.detach() for name, value in out.items()}
+    out["jvp(jvp(jvp))"] = jvp(lambda x: jvp(tangent, (x,), (d,))[1], (x,), (d,))[1]
     out["jvp(grad)"] = jvp(grad(scalar), (x,), (d,))[1]
     out["grad(grad)"] = grad(lambda x: (grad(scalar)(x) * d).sum())(x)
     out["grad(jvp)"] = grad(lambda x: (tangent(x) * h).sum())(x)
-    out["vmap(jvp)"] = vmap(lambda d: tangent(x, d), out_dims=1)(torch.stack([d, d.sin()]))
     batch, cotangents = torch.stack([x, d], 1), torch.stack([g, h])
     out["jvp(vmap)"] = jvp(vmap(lambda x: f(x, w), 1, 1), (batch,), (batch.cos(),))[1]
     out["vmap(vjp)"] = vmap(vjp(lambda x: f(x, w), x)[1], out_dims=1)(cotangents)[0]
@@ -102,8 +107,8 @@ def gathered(x: Tensor, dim: int = 0) -> Tensor:
     return torch.cat([torch.cat(parts(x), dim)] * RANKS)
 
 
-def scattered(x: Tensor, dim: int = 0) -> Tensor:
-    return torch.cat([*sum(parts(x)).chunk(RANKS, dim)])
+def scattered(x: Tensor) -> Tensor:
+    return torch.cat([*sum(parts(x)).chunk(RANKS)])
 
 
 def reduced(x: Tensor) -> Tensor:
@@ -162,10 +167,6 @@ COLLECTIVES: dict[str, tuple[Callable[[Any, Tensor, Any], Tensor], Callable[[Ten
         lambda c, x, g: c.reduce_scatter_tensor(x, "avg", 0, g),
         lambda x: scattered(x) / RANKS,
     ),
-    "reduce_scatter_tensor, columns": (
-        lambda c, x, g: c.reduce_scatter_tensor(x, "sum", 1, g),
-        lambda x: scattered(x, 1),
-    ),
     "reduce_scatter_tensor_autograd": (
         lambda c, x, g: c.reduce_scatter_tensor_autograd(x, "sum", 0, g),
         scattered,
@@ -175,10 +176,6 @@ COLLECTIVES: dict[str, tuple[Callable[[Any, Tensor, Any], Tensor], Callable[[Ten
             *c.reduce_scatter_tensor_coalesced([x, x.cos()], "sum", [0, 0], g)
         ),
         lambda x: scattered(x) * scattered(x.cos()),
-    ),
-    "all_to_all_single": (
-        lambda c, x, g: c.all_to_all_single(x, None, None, g),
-        lambda x: exchanged(x, [[2, 2], [2, 2]]),
     ),
     "all_to_all_single, uneven": (uneven, lambda x: exchanged(x, UNEVEN)),
     "all_to_all_single_autograd": (
@@ -202,6 +199,14 @@ COLLECTIVES: dict[str, tuple[Callable[[Any, Tensor, Any], Tensor], Callable[[Ten
         reduced,
     ),
 }
+
+BRIEFLY = {
+    *("all_reduce_coalesced", "reduce_scatter_tensor_coalesced", "keys gathered"),
+    *("all_reduce avg", "all_reduce of a number", "all_gather_tensor, columns"),
+    *("all_gather_tensor_autograd", "reduce_scatter_tensor_autograd"),
+    "all_to_all_single_autograd",
+}
+"""Other spellings of collectives and of reductions whose derivatives are taken in every nesting."""
 
 
 def on_rows(collective: Callable[[Tensor], Tensor]) -> Program:
@@ -251,15 +256,11 @@ def keys_gathered(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
 
-def of_diffusers(anything: bool) -> Attention:
+def of_diffusers() -> Attention:
     """Diffusers' own attention with a ParallelConfig."""
-    if anything and torch.version.cuda and not torch.cuda.is_available():
-        raise ImportError("diffusers gathers the lengths on a GPU, if torch is built for one")
     from diffusers.models import _modeling_parallel, attention_dispatch
 
-    settings = _modeling_parallel.ContextParallelConfig(
-        ulysses_degree=RANKS, ulysses_anything=anything
-    )
+    settings = _modeling_parallel.ContextParallelConfig(ulysses_degree=RANKS)
     config = _modeling_parallel.ParallelConfig(context_parallel_config=settings)
     shape = mesh(("ring", "ulysses"))
     config.setup(dist.get_rank(), RANKS, torch.device("cpu"), mesh=shape)
@@ -283,8 +284,7 @@ def by_dimensions() -> Attention:
 ATTENTIONS: dict[str, Callable[[], Attention]] = {
     "ulysses": lambda: ulysses,
     "keys gathered": lambda: keys_gathered,
-    "diffusers": lambda: of_diffusers(False),
-    "diffusers, any length": lambda: of_diffusers(True),
+    "diffusers": of_diffusers,
     "diffusers' dimensions": by_dimensions,
 }
 
@@ -318,7 +318,7 @@ def expected(kind: str) -> Numbers:
     else:
         program = on_rows(COLLECTIVES[kind][1])
     rows, w = inputs(kind)
-    return derivatives(program, *rows, w)
+    return derivatives(program, *rows, w, every=kind not in BRIEFLY)
 
 
 def measured(kind: str) -> dict[str, Numbers | str]:
@@ -340,7 +340,8 @@ def measured(kind: str) -> dict[str, Numbers | str]:
     else:
         program = on_rows(lambda x: COLLECTIVES[kind][0](funcol, x, dist.group.WORLD))
     found: dict[str, Numbers | str] = {}
-    for how, numbers in (("torch", jx.differentiable()(derivatives)), ("jets", jets)):
+    nested = partial(jx.differentiable()(derivatives), every=kind not in BRIEFLY)
+    for how, numbers in (("torch", nested), ("jets", jets)):
         try:
             found[how] = numbers(program, *rows, w)
         except Exception as error:

@@ -1,9 +1,6 @@
-"""What each rank runs under other engines of data parallelism than rank_jobs.py's:
-`python -m python_tests.distributed.engine_jobs torch|deepspeed FOLDER`, under torchrun's
-environment.
-
-Rank 0 leaves the results of all ranks in FOLDER/results.pt.
-"""
+"""What each rank runs under further engines of data parallelism, under torchrun's environment:
+`main` with "torch", which takes rank_jobs.py's with it, or "deepspeed", and a folder, in which
+rank 0 leaves the results."""
 
 from __future__ import annotations
 
@@ -30,6 +27,7 @@ from python_tests.distributed.rank_jobs import (
     enter_group,
     leave_results,
     parameters,
+    results_of_wrappers,
     shard,
     train,
 )
@@ -38,7 +36,7 @@ from python_tests.training.runs import examples, trainer
 from python_tests.training.test_architectures import LOUD, TOKENIZER, rows_of
 
 STAGES = (1, 2, 3)
-RESUMED = "jachess,strength=0.1"
+RESUMED = "jachess,strength=0.1,mode=joint"
 
 
 class Holding(nn.Module):
@@ -231,5 +229,7 @@ def main(jobs: str, folder: str) -> None:
         except Exception:
             results[name] = {"error": traceback.format_exc()}
 
+    if jobs == "torch":
+        results |= results_of_wrappers()
     {"torch": torch_jobs, "deepspeed": deepspeed_jobs}[jobs](note, Path(folder))
     leave_results(Path(folder), results)

@@ -1,12 +1,14 @@
 """Start the ranks of a job: `python -m python_tests.distributed.ranks RANKS MODULE ARGUMENTS`.
 
 The ranks are forks of one process that has imported the job's module, as torchrun's workers would
-each import it: that takes longer than most jobs.  Each has torchrun's environment and calls the
-module's `main` with the arguments.
+each import it: that takes longer than most jobs.  What is there before the fork is out of the
+garbage collector's sight, as Accelerate collects after every training.  Each has torchrun's
+environment and calls the module's `main` with the arguments.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -14,12 +16,14 @@ import sys
 import traceback
 from contextlib import suppress
 
+import torch._dynamo  # noqa: F401  which optimisers import
 from torch.distributed import TCPStore
 
 
 def main(ranks: int, module: str, *arguments: str) -> int:
     """Return 0 once every rank has ended well; the first that fails ends the others."""
     job = importlib.import_module(module)
+    gc.freeze()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",

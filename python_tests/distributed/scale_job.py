@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +17,7 @@ from python_tests.training.runs import examples, method_trainer, parameters
 from python_tests.training.test_accumulation import Scaling, mean_loss
 
 ROWS = 4  # of a step, on all ranks together
-METHODS = ("none", "l2", "label-smoothing", "r3f", "jachess-train")
+METHODS = ("none", "label-smoothing", "r3f", "jachess-train")
 MODELS = ("ignores the count", "divides", "trainer divides", "language model", "loss function")
 
 
@@ -51,7 +52,9 @@ def equal_noise(shape: torch.Size, size: float, *_: Any) -> Tensor:
     return (size * torch.randn(shape[1:], generator=generator)).expand(shape)
 
 
-def runs(folder: Path, ranks: int) -> dict[tuple[str, str, int], dict[str, Tensor]]:
+def runs(
+    folder: Path, ranks: int, micro_batches: Sequence[int] = (1, 2)
+) -> dict[tuple[str, str, int], dict[str, Tensor]]:
     """Parameters by method, model and number of micro-batches; rows draw the same numbers."""
     found = {}
     places = ("smoothness.estimators.draw_directions", "training.methods.noise.draw_noise")
@@ -62,7 +65,7 @@ def runs(folder: Path, ranks: int) -> dict[tuple[str, str, int], dict[str, Tenso
     ):
         warnings.simplefilter("ignore")
         for method, kind in cases():
-            for micro in (1, 2):
+            for micro in micro_batches:
                 data = examples(2 * ROWS)
                 if kind == "language model":  # rows of other numbers of labels
                     for number, row in enumerate(data):

@@ -49,9 +49,7 @@ def test_a_maximum_is_refused() -> None:
     for rank, results_of_rank in enumerate(results()):
         said = results_of_rank["refusals"]
         assert said["value"] == "[1.0, 2.0, 3.0]"
-        tangent = str(
-            [(rank + i) * (1.0 + i) for i in range(3)]
-        )  # of x · max(x), the maximum fixed
+        tangent = str([(rank + i) * (1.0 + i) for i in range(3)])  # of x · max(x), max(x) fixed
         assert [said["detached" + way] for way in ("", ", jet", ", dual")] == [tangent] * 3
         for way in ("jvp", "grad"):
             assert "NotImplementedError: jx.differentiable: all_reduce with 'max'" in said[way]

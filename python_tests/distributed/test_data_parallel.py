@@ -1,10 +1,12 @@
-"""DistributedDataParallel and FSDP2 (gloo) against one process on the joined batch."""
+"""DistributedDataParallel, FSDP2, `replicate` and a wrapper around a module that holds JacHess
+(gloo), against one process on the joined batch; and the Trainer on several ranks."""
 
 from __future__ import annotations
 
-import itertools
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ from python_tests.distributed.rank_jobs import (
     loss_of,
     shard,
 )
+from python_tests.distributed.scale_job import cases, runs
 from python_tests.smoothness.tiny_models import classifier
 
 WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
@@ -36,8 +39,18 @@ WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
 
 @cache
 def results(world: int) -> list[dict[str, Any]]:
-    """Every rank's results; the job runs once per world size."""
-    return processes.results_of_ranks("python_tests.distributed.rank_jobs", ranks=world)
+    """Every rank's results; the jobs run once per world size, those of engine_jobs.py on two."""
+    if world > 2:
+        return processes.results_of_ranks("python_tests.distributed.rank_jobs", ranks=world)
+    settings = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # the Trainer would take a GPU
+    return processes.results_of_ranks("python_tests.distributed.engine_jobs", "torch", env=settings)
+
+
+def result(name: str, found: Callable[[], list[dict[str, Any]]] = lambda: results(2)) -> list[Any]:
+    """One of engine_jobs.py's results on every rank."""
+    ranks = [rank[name] for rank in found()]
+    assert not any(isinstance(of, dict) and "error" in of for of in ranks), ranks
+    return ranks
 
 
 def joined(shards: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -115,6 +128,13 @@ def test_training_steps(world: int, kind: str, joined_directions: None) -> None:
             assert_same(rank[f"{engine} {kind}"]["parameters"], expected)
 
 
+@pytest.mark.parametrize("job", ["replicated", "held"])
+def test_training_steps_of_other_engines(job: str, joined_directions: None) -> None:
+    for rank in result(job):
+        assert rank.get("ranks", 2) == 2
+        assert_same(rank["parameters"], training_steps(2, 1))
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_rank_without_tokens(world: int, joined_directions: None) -> None:
     """Steps 1 and 2: the gradient is the mean over the ranks with the last one's counted zero."""
@@ -178,12 +198,24 @@ def test_all_ranks_raise(world: int, engine: str) -> None:
 def test_base_norms_are_over_all_ranks(world: int, joined_directions: None) -> None:
     regulariser = jx.JacHess(classifier("bert"), **SETTINGS | {"weights": "softmax"})
     base = regulariser.calibrate([joined([shard(0, rank) for rank in range(world)])])
-    for rank in results(world):
-        for engine in ENGINES:
-            found = rank[f"{engine} calibration"]["base"]
-            assert found["tokens"] == base.tokens
-            assert found["jacobian"] == pytest.approx(base.jacobian.tolist(), rel=1e-12)
-            assert found["hessian"] == pytest.approx(base.hessian.tolist(), rel=1e-12)
+    bases = [rank[f"{engine} calibration"]["base"] for rank in results(world) for engine in ENGINES]
+    for found in bases + (result("replicated_base") if world == 2 else []):
+        assert found["tokens"] == base.tokens
+        assert found["jacobian"] == pytest.approx(base.jacobian.tolist(), rel=1e-12)
+        assert found["hessian"] == pytest.approx(base.hessian.tolist(), rel=1e-12)
+
+
+def test_base_norms_measured_by_each_rank_are_averaged() -> None:
+    parts = []
+    for rank in range(2):
+        regulariser = jx.JacHess(classifier("bert"), **SETTINGS | {"weights": "softmax"})
+        parts.append(regulariser.calibrate([shard(0, rank)]))
+    tokens = [part.tokens for part in parts]
+    found = result("held_base")
+    assert found[0] == found[1] and found[0]["tokens"] == sum(tokens)
+    for name in ("jacobian", "hessian"):
+        mean = sum(getattr(p, name) * p.tokens for p in parts) / sum(tokens)
+        assert found[0][name] == pytest.approx(mean.tolist(), rel=1e-12)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -225,7 +257,7 @@ def test_derivatives_straight_through_a_wrapped_model(kind: str) -> None:
     model = fed_with_embeddings()
     loss_of(kind, model, shard(0, 0)).backward()
     expected = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
-    wrapped = [("ddp", "unused")]
+    wrapped = [("ddp", "unused")] if kind == "jet" else []
     wrapped += [(engine, way) for engine in ENGINES for way in ("plain", "checkpointing")]
     for rank in results(2):
         for engine, way in wrapped:
@@ -252,9 +284,9 @@ def test_losses_of_a_gradient(name: str, world: int) -> None:
         for name, p in model.named_parameters()
         if p.requires_grad
     }
-    for engine, checkpointing in itertools.product(ENGINES, (False, True)):
+    for engine in ENGINES:
         for of_rank in results(world):
-            gradients = of_rank[f"{engine} gradient_losses"][f"{name} {checkpointing}"]
+            gradients = of_rank[f"{engine} gradient_losses"][name]
             assert set(gradients) == set(expected)
             for parameter, value in expected.items():
                 torch.testing.assert_close(
@@ -296,3 +328,35 @@ def test_each_estimator_under_each_wrapper(engine: str, name: str) -> None:
             assert set(expected) <= set(found)
             for key, value in expected.items():
                 torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-11, msg=key)
+
+
+# ---- the Trainer ---------------------------------------------------------------------------------
+
+
+def assert_resumed(ranks: list[Any], engine: str) -> None:
+    """A resumed run gives the whole one's weights and state, bit for bit."""
+    for rank in ranks:
+        assert rank["engine"] == engine
+        whole, resumed = rank["whole"], rank["resumed"]
+        assert whole["ranks"] == resumed["ranks"] == 2
+        assert whole["state"] == resumed["state"] and whole["state"]["step"] == 5
+        for of, value in whole["parameters"].items():
+            assert torch.equal(resumed["parameters"][of], value), of
+
+
+def test_a_resumed_run_goes_on_bit_for_bit() -> None:
+    assert_resumed(result("resumed ddp"), "DistributedDataParallel")
+
+
+def test_the_task_loss_has_one_size(tmp_path: Path) -> None:
+    """On however many ranks and micro-batches a step is spread; in one process, micro-batches are
+    those of training/test_methods.py and test_accumulation.py."""
+    expected = runs(tmp_path, 1, micro_batches=[1])
+    for method, kind in cases():
+        for found in result("scale"):
+            for micro in (1, 2):
+                for name, value in found[method, kind, micro].items():
+                    wanted = expected[method, kind, 1][name]
+                    torch.testing.assert_close(
+                        value, wanted, rtol=1e-6, atol=1e-8, msg=f"{method} {kind} {micro} {name}"
+                    )

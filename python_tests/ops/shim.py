@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from jachess_build import sanitized
 from torch import Tensor
 
 from python_tests import processes
@@ -24,18 +25,18 @@ LARGE = 227 * 1024  # what a block may have of shared memory on sm_90
 
 def programs_of(name: str, kernels: Sequence[Path], folder: Callable[[str], Path]) -> Programs:
     """csrc/testing/``name``.cpp with ``kernels``: a function from sanitizer to program, which
-    builds each once, in ``folder(sanitizer)``."""
+    links each once, in ``folder(sanitizer)``; objects are kept until a source changes."""
     built: dict[str, Path] = {}
 
     def build(sanitizer: str) -> Path:
         if sanitizer not in built:
             target = folder(sanitizer) / name
             sources = [CSRC / "testing" / f"{name}.cpp", *kernels]
-            command = ["g++", "-std=c++17", "-g0", "-Wno-psabi", *SANITIZERS[sanitizer]]
-            command += ["-I", str(CSRC / "testing"), "-x", "c++", *map(str, sources)]
-            done = processes.run([*command, "-o", target])
-            assert done.returncode == 0, done.stderr
-            built[sanitizer] = target
+            flags = ["-std=c++17", "-g0", "-Wno-psabi", "-I", str(CSRC / "testing")]
+            flags += SANITIZERS[sanitizer]
+            cache = sanitized.CACHE / f"kernels_{sanitizer}"
+            objects = sanitized.compile_objects(sources, flags, cache)
+            built[sanitizer] = sanitized.link(objects, target, SANITIZERS[sanitizer])
         return built[sanitizer]
 
     return build
