@@ -85,6 +85,10 @@ def step_vs_plain(shape: Shape, options: Options) -> Steps:
     }
 
 
+COMPILERS: dict[str, str | None] = {"aot_eager": "aot_eager", "inductor": "inductor"}
+"""Backends of the compiled steps, by their names in the rows."""
+
+
 def compiled_step(shape: Shape, options: Options) -> Steps:
     """Return a JacHess step by Python and in a graph of each backend, and a plain one."""
     model = build_model(shape, **options.place)
@@ -93,8 +97,8 @@ def compiled_step(shape: Shape, options: Options) -> Steps:
         "plain step": plain_step(model, batch),
         "JacHess step, eager": penalty_step(model, batch),
         **{
-            f"JacHess step, {backend}": penalty_step(model, batch, compile=backend)
-            for backend in ("aot_eager", "inductor")
+            f"JacHess step, {name}": penalty_step(model, batch, compile=backend)
+            for name, backend in COMPILERS.items()
         },
     }
 
@@ -133,7 +137,7 @@ def trainer_step(shape: Shape, options: Options) -> Steps:
         return step
 
     method = JacHess(weights="uniform", directions=2, dimensions="all", normalize=False)
-    ways = {"eager": None, "aot_eager": "aot_eager", "inductor": "inductor"}
+    ways = {"eager": None, **COMPILERS}
     return {
         "Trainer's step": step_of(None, None),
         **{f"MethodTrainer's, {way}": step_of(backend, method) for way, backend in ways.items()},

@@ -59,16 +59,6 @@ def test_expected_regret_of_two_is_the_closed_form() -> None:
         assert found[0] == pytest.approx(expected, rel=1e-4, abs=1e-7)
 
 
-def test_expected_regret_of_a_thousand_is_that_of_drawing() -> None:
-    generator = np.random.default_rng(1)
-    location = generator.uniform(0, 1, 1000)
-    many = Student(location, np.full(1000, 0.1), np.full(1000, np.inf))
-    order = np.argsort(location)
-    drawn = location[order[:600]] + 0.1 * generator.standard_normal((20_000, 600))
-    expected = (drawn[:, 0] - drawn.min(1)).mean()  # the others lie ten widths above and more
-    assert expected_regret(alone(many), order, ratio=True)[0] == pytest.approx(expected, rel=0.02)
-
-
 def test_who_goes_on_may_well_beat_the_first() -> None:
     """0.15 of the draws and more are lower than the first's: the last such, and all before it."""
     random, n = np.random.default_rng(0), 8
@@ -84,20 +74,6 @@ def test_who_goes_on_may_well_beat_the_first() -> None:
     shares[order[0]] = 0.5
     np.testing.assert_allclose(mixture.prob_lower(int(order[0])), shares, atol=0.005)
     assert survivor_count(mixture, order) == 1 + np.flatnonzero(shares[order] >= 0.15)[-1]
-
-
-def test_more_candidates_never_mean_fewer_survivors() -> None:
-    """Newcomers that are no better than the first; the others stay as they are."""
-    location = np.random.default_rng(0).normal(0, 0.03, 300)
-    location[0] = location.min() - 0.01
-    survivors: set[int] = set()
-    for n in (2, 5, 20, 40, 60, 120, 300):
-        students = Student(location[:n], np.full(n, 0.05), np.full(n, np.inf))
-        order = np.argsort(location[:n])
-        chosen = set(order[: survivor_count(Mixture(np.ones(1), (students,)), order)].tolist())
-        assert survivors <= chosen
-        survivors = chosen
-    assert len(survivors) > 30
 
 
 def test_a_clear_choice_needs_no_run() -> None:
@@ -242,13 +218,3 @@ def test_a_method_without_probabilities_says_so() -> None:
     assert found.advice in repr(found)
     with pytest.raises(ValueError, match="subtuning gives no distribution"):
         _ = found.shortlist
-
-
-def test_costs_are_shares_of_training_all_in_full() -> None:
-    table = table_of([2.0, 1.6, 1.3, 1.1], [1.9, 1.7, 1.55, 1.45])
-    found = select(table, target=1600, tokens=100)
-    assert found.flops == pytest.approx(2 * 6 * 1e8 * 1500 * 100)
-    assert found.full_flops == pytest.approx(2 * 6e8 * 1600 * 100)
-    assert found.to_frame().cost.tolist() == [pytest.approx(1500 / 3200)] * 2
-    assert found.to_frame().full_cost.tolist() == [0.5, 0.5] and "of all in full" in repr(found)
-    assert "in full" not in repr(select(replace(table, parameters=None), target=1600))

@@ -6,7 +6,6 @@ Every class is made of one table whose losses are known, written in one way afte
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import math
 import warnings
@@ -142,13 +141,6 @@ def test_rows_of_two_kinds(label: str) -> None:
         assert table.left_out == f"9 of 18 rows, whose '{label}' is '{other}'"
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_of_two_kinds_in_every_form(form: str, tmp_path: Path) -> None:
-    for label in ("converged", "State", "Method"):
-        answers = asked_once(write(of_two_kinds(label), form, tmp_path))
-        assert str(answers[label]) == str(PAIRS[label][0])
-
-
 UNFINISHED = "CRASHED,Failed,PRUNED,ERROR,TIMEOUT,running,killed,CANCELLED,pending,preempted"
 UNFINISHED += ",out of memory (OOM),FAILED (exit 1),NODE_FAIL"
 
@@ -229,12 +221,6 @@ def test_a_row_that_is_no_model_in_every_form(form: str, tmp_path: Path) -> None
 def test_names_of_models_that_look_like_summaries(name: str) -> None:
     frame = WIDE.replace({"model": {"big": name}})
     assert read_table(frame).names == ("tiny", "base-v2", name)
-
-
-def test_descriptions_are_no_models() -> None:
-    for frame in (WIDE.describe(), LONG.describe(), WIDE.set_index("model").T.describe().T):
-        with pytest.raises(TableError):
-            read_table(frame)
 
 
 @pytest.mark.parametrize("form", ["frame", "index", "csv"])
@@ -381,27 +367,6 @@ def test_an_index_of_several_levels_is_read_by_its_names(seeds: int) -> None:
         assert right_or_refused(unnamed) is None or len(columns) > 1
     unnamed = long.set_index(["model", "rows", "seed"]).loss.rename_axis([None] * 3)
     assert right_or_refused(unnamed) != {} or seeds == 2, "which level has the seeds is not said"
-
-
-def test_a_pivot_of_two_metrics_is_asked_about(tmp_path: Path) -> None:
-    long = LONG.assign(eval_f1=0.5)
-    pivot = long.pivot_table(index="model", columns="rows", values=["loss", "eval_f1"])
-    with pytest.raises(TableError, match="several metrics, 'eval_f1', 'loss'; say which"):
-        read_table(pivot)
-    check(read_table(pivot, metric="loss"))
-    for frame in (pivot.reset_index(), pivot.reset_index(drop=True)):
-        assert right_or_refused(frame, metric="loss") is not None
-    pivot.to_csv(tmp_path / "t.csv")
-    assert right_or_refused(tmp_path / "t.csv") is not None
-    check(read_table(pd.read_csv(tmp_path / "t.csv", header=[0, 1], index_col=0), metric="loss"))
-    LONG.pivot_table(index="model", columns="rows", values=["loss"]).to_csv(tmp_path / "t.csv")
-    assert right_or_refused(tmp_path / "t.csv") is not None
-
-
-def test_columns_of_a_long_table_as_its_index() -> None:
-    for order in itertools.permutations(LONG.columns[:2]):
-        for columns in (1, 2, 3):
-            check(read_table(LONG.assign(seed=0).set_index([*order, "seed"][:columns])))
 
 
 # Markdown, and text around tables -----------------------------------------------------------------
@@ -688,19 +653,6 @@ def test_all_that_is_open_is_asked_at_once(form: str, tmp_path: Path) -> None:
     }
     again = right_or_refused(write(frame, form, tmp_path), ignore=["lr"])
     assert again is not None and again["ignore"] == ["lr", "run", "epochs"]
-
-
-@pytest.mark.parametrize("form", ["frame", "csv", "json"])
-def test_shares_and_scores_are_asked_about_at_once(form: str, tmp_path: Path) -> None:
-    frame = WIDE.set_axis(["model", "0.4%", "4%", "100 %"], axis=1)
-    frame.iloc[:, 1:] = 1 - frame.iloc[:, 1:] / 4
-    source = write(frame, form, tmp_path)
-    with pytest.raises(TableError) as caught:
-        read_table(source)
-    assert caught.value.options == {"full": "N", "metric": "accuracy"}
-    table = read_table(source, full=25000, metric="accuracy")
-    assert table.sizes.tolist() == SIZES
-    np.testing.assert_allclose(table.losses * 4, [*LOSSES.values()])
 
 
 def test_per_cents_are_of_something() -> None:

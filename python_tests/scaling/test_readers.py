@@ -413,16 +413,6 @@ def test_files_that_are_no_states(tmp_path: Path) -> None:
         read_runs(tmp_path, "loss", model="(.)")
 
 
-def test_nothing_is_written(trained: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
-    read_runs(trained, "loss", **PATHS)
-    assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
-    with pytest.raises(TableError, match=r"holds no trainer_state\.json"):
-        read_runs(FILES, model="(.)")
-    with pytest.raises(TableError, match="holds no trainer_state"):
-        read_runs(FILES / "wandb_runs.csv", model="(.)")
-
-
 # Other tools: the lines of docs/scaling.md ------------------------------------------------------
 
 LINES = {

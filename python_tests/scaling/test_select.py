@@ -12,10 +12,9 @@ import pytest
 from scipy.stats import t as student
 
 from jachess_ext._io import DataError
-from jachess_ext.scaling import LossTable, Selection, TableError, methods, read_table, select
-from jachess_ext.scaling.blend import BlendForecast, no_signal_probability
+from jachess_ext.scaling import LossTable, Selection, TableError, read_table, select
+from jachess_ext.scaling.blend import no_signal_probability
 from jachess_ext.scaling.methods import METHODS
-from jachess_ext.scaling.predictive import Student
 from python_tests.scaling import tables
 
 TABLE, CLEAN = tables.population(0)
@@ -82,16 +81,6 @@ def test_the_plot_shows_what_was_read_and_what_is_predicted() -> None:
         chosen("modelsize").plot()
 
 
-def test_predictions_stand_side_by_side_and_what_was_measured_beside_them() -> None:
-    axes = chosen().plot()
-    points = [bars[0].get_xydata()[0] for bars in axes.containers]
-    assert len({at for at, _ in points}) == 20
-    assert all(TARGET / 1.3 < at < TARGET * 1.3 for at, _ in points)
-    crosses = [line.get_ydata()[0] for line in axes.get_lines() if line.get_marker() == "x"]
-    assert sorted(crosses) == sorted(TABLE.losses_at(TARGET))
-    assert not [x for x in select(TABLE, BUDGET, 2e6).plot().get_lines() if x.get_marker() == "x"]
-
-
 def test_what_the_order_and_the_target_need_said() -> None:
     """No order contradicts the forecasts, and a table that holds the answer says so."""
     found = chosen()
@@ -121,16 +110,6 @@ def test_only_the_budget_is_read() -> None:
             select(hidden, BUDGET, TARGET, method).predicted_losses,
             chosen(method).predicted_losses,
         )
-
-
-def test_frames_and_files_agree(tmp_path: Path) -> None:
-    path = tables.write_csv(tmp_path / "t.csv", TABLE)
-    expected = chosen("ats").predicted_losses
-    for source in (frame(), str(path), path, pd.read_csv(path)):
-        found = select(source, BUDGET, TARGET, "ats")
-        assert found.names == TABLE.names
-        np.testing.assert_allclose(found.predicted_losses, expected, rtol=1e-12)
-        assert found.flops > 0
 
 
 def test_cost_of_every_method() -> None:
@@ -321,21 +300,6 @@ def test_fewest_sizes_are_the_fewest(name: str) -> None:
             assert selection.has_intervals == (name != "subtuning" and count >= fewest + more)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_what_is_trained(name: str) -> None:
-    n, sizes = SIX.parameters, SIX.trained[SIX.trained <= 51200]
-    assert n is not None
-    flops = select(SIX, 51200, TARGET, name).flops
-    everything, last = 6 * n.sum() * sizes.sum(), 6 * n.sum() * sizes[-1]
-    low, high = {
-        "all": (everything, everything),
-        "last": (last, last),
-        "walk": (last, everything),
-        "none": (0, 0),
-    }[METHODS[name].trains]
-    assert low * (1 - 1e-12) <= flops <= high * (1 + 1e-12)
-
-
 @pytest.mark.parametrize(
     ("need", "table"),
     [
@@ -421,12 +385,6 @@ def test_rising_curves_are_not_forecast_to_fall() -> None:
     found = select(of(losses), 1600.0, 12800.0)
     assert (found.predicted_losses > losses[:, 4] * 0.9).all()
     assert found.ranking == ["m0", "m1", "m2"]
-
-
-def test_equal_models_are_equally_good() -> None:
-    np.testing.assert_allclose(
-        select(of(ODD["alike"]), 1600.0, 12800.0).best_probabilities, 1 / 3, atol=1e-6
-    )
 
 
 # Candidates whose sizes differ -------------------------------------------------------------------
@@ -562,17 +520,6 @@ def test_a_target_out_of_reach_has_a_forecast_or_a_sentence(method: str, target:
     found = select(SIX, BUDGET, target, method)
     assert (found.predicted_losses > 0).all() and not np.isnan(found.interval_ends()).any()
     assert not np.isnan(found.best_probabilities).any()
-
-
-@pytest.mark.parametrize("mean", [-800.0, np.nan])
-def test_a_forecast_that_is_no_number_though_its_choice_is(
-    mean: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    student = Student(np.full(6, mean), np.ones(6), np.full(6, 3.0))
-    blend_forecast = BlendForecast(student, *(np.zeros(6) for _ in range(3)))
-    monkeypatch.setattr(methods, "forecasts", lambda *_: [blend_forecast])
-    with pytest.raises(ValueError, match="blend forecasts no number for the target 1"):
-        select(SIX, BUDGET, TARGET)
 
 
 @pytest.mark.parametrize("method", METHODS)

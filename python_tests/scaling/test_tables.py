@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jachess_ext.scaling import LossTable, TableError, read_table, select
+from jachess_ext.scaling import LossTable, TableError, read_table
 from jachess_ext.scaling.metrics import (
     from_loss,
     higher_is_better,
@@ -473,28 +473,6 @@ def test_error_rates_in_per_cent_have_no_sampling_noise() -> None:
         read_table(frame, metric="error", test_rows=400)
     noise = read_table(frame / 100, metric="error", test_rows=400).noise
     assert noise is not None and noise[0, 0] == pytest.approx((0.24 * 0.76 / 400) ** 0.5)
-
-
-def test_models_of_one_size_are_listed_and_change_nothing() -> None:
-    sizes = [100, 200, 400, 800]
-    frame = pd.DataFrame(
-        [[2.0, 1.6, 1.3, 1.1], [1.9, 1.7, 1.55, 1.45], [1.8, 1.75, 1.7, 1.66]],
-        index=["a", "b", "c"],
-        columns=sizes,
-    )
-    more = frame.reindex(["a", "one", "b", "c"])
-    more.loc["one", 800] = 0.5
-    alone, beside = (select(each, target=12800) for each in (frame, more))
-    assert "one has 1" in beside.unranked["one"] and "one has 1" in beside.text()
-    pd.testing.assert_frame_equal(
-        beside.to_frame().drop(columns="reason").head(3), alone.to_frame(), check_dtype=False
-    )
-    long = more.rename_axis("model").reset_index().melt("model", var_name="rows").dropna()
-    assert select(long, target=12800).ranking == alone.ranking
-    only = pd.DataFrame({800: [1.0, 2.0]}, index=["a", "b"])
-    with pytest.raises(ValueError, match="blend needs 3 sizes above 0 or more, and a has 1"):
-        select(only, target=12800)
-    assert select(only, target=12800, method="subtuning").ranking == ["a", "b"]
 
 
 @pytest.mark.parametrize("last", ["| b | 3", "| b", "| b | 3 | 2 | 1 |"])
