@@ -96,18 +96,7 @@ PAIRS = {
     "task": ("rte", "mnli"),
     "lang": ("en", "de"),
 } | dict.fromkeys(
-    [
-        "status",
-        "Dataset",
-        "domain",
-        "benchmark",
-        "optimizer",
-        "Method",
-        "group",
-        "scheduler",
-        "host",
-        "source",
-    ],
+    ["status", "Dataset", "benchmark", "optimizer", "Method", "group", "host", "source"],
     ("one", "two"),
 )
 
@@ -264,10 +253,8 @@ DOWNS: dict[str, pd.DataFrame] = {
     "train size": DOWN.rename_axis("Train Size").reset_index(),
     "a family": DOWN.rename_axis("n").reset_index().assign(family="x"),
     "unknown": DOWN.rename_axis("subset").reset_index(),
-    "size": DOWN.rename_axis("size").reset_index(),
     "with an average": DOWN.assign(Average=DOWN.mean(axis=1)),
     "with a rate": DOWN.rename_axis("n").reset_index().assign(lr=1e-5),
-    "with a time": DOWN.rename_axis("n").reset_index().assign(**{"time (h)": [1.0, 2.0, 4.0]}),
     "with steps": DOWN.rename_axis("n").reset_index().assign(steps=[1.0, 2.0, 4.0]),
 }
 
@@ -384,17 +371,13 @@ EVERY = [HEAD, *ROWS]
 PLAIN = lines(EVERY, RULE)
 SPELLINGS = {
     "plain": PLAIN,
-    "no closing bars": lines(EVERY, "|---|---|---|---", right=""),
-    "no opening bars": lines(EVERY, "---|---|---|---|", left=""),
     "no bars at the ends": lines(EVERY, "---|---|---|---", left="", right=""),
     "closing bars in the header alone": lines([HEAD], RULE)
     + "".join(f"| {' | '.join(row)}\n" for row in ROWS),
     "alignment": lines(EVERY, "| :--- | ---: | :-: | - |"),
-    "a rule of single dashes": lines(EVERY, "-|-|-|-"),
     "a rule with spaces": lines(EVERY, "  |  ---  |:---  |  ---:|---  |  "),
     "indented": "".join(f"   {line}   \n" for line in PLAIN.splitlines()),
     "windows": PLAIN.replace("\n", "\r\n"),
-    "padded": lines([[f"   {cell}\t" for cell in row] for row in EVERY], RULE),
     "no padding": PLAIN.replace(" | ", "|").replace("| ", "|"),
     "bold and code": PLAIN.replace("tiny", "`tiny`").replace("0.875", "**0.875**"),
     "underscores and italics": PLAIN.replace("1.125", "__1.125__").replace("tiny", "*tiny*"),
@@ -402,13 +385,9 @@ SPELLINGS = {
     "escapes and tags": PLAIN.replace("base-v2", r"base\-v2").replace("0.875", "<b>0.875</b>"),
     "a blank line and prose behind": PLAIN + "\nSome words, with | a bar.\n",
     "prose before": "# Results\n\nWords, more words | and a bar.\n\n" + PLAIN,
-    "a heading behind": PLAIN + "# More\nwords\n",
     "a paragraph right before": "Losses by size:\n" + PLAIN,
     "code before": "```\n| a | 100 |\n|---|---|\n| x | 1 |\n```\n\n" + PLAIN,
     "a comment before": "<!-- | a | 100 |\n|---|---|\n| x | 1 | -->\n\n" + PLAIN,
-    "front matter": "---\ntitle: x\n---\n\n" + PLAIN,
-    "a README": "# Package\n\n[![badge](https://x.org/b.svg)](https://x.org)\n\nText.\n\n- one\n"
-    "- two\n\n## Results\n\n" + PLAIN + "\n## License\n\nMIT\n",
 }
 
 
@@ -452,7 +431,6 @@ CSV = WIDE.to_csv(index=False)
 ABOVE = {
     "a title": "Losses by number of examples\n",
     "a title and a blank line": "Losses\n\n",
-    "a title with separators": "Losses,,,\n",
     "remarks": "# made by a script\n# on 2024-05-01, with seeds 1, 2, 3, 4\n",
     "a remark": "# lower is better\n",
     "a remark with as many commas": "# Losses, in nats, of models, by size\n",
@@ -478,7 +456,6 @@ WRONG = {
     "a psql table": "model | 100 | 1k\n------+-----+----\n a | 2 | 1\n b | 3 | 2\n",
     "a fenced table": "```\n" + lines(EVERY, RULE) + "```\n",
     "html": "<table><tr><td>model</td><td>100</td></tr></table>\n",
-    "json of one thing": '{"model": "a", "loss": 2.0}\n',
     "a json number": "[1, 2, 3]\n",
 }
 
@@ -509,16 +486,10 @@ SHAPES: dict[str, tuple[Any, str]] = {
     "objects inside": ([{**row, "config": {"lr": 1e-5}} for row in ROW_OBJECTS], "'config'"),
     "lists inside": ([{**row, "log": [1, 2]} for row in ROW_OBJECTS], "'log'"),
     "runs": ({"runs": ROW_OBJECTS}, "'runs'"),
-    "runs and a date": ({"runs": ROW_OBJECTS, "date": "2024-05-01"}, "'date'"),
     "settings": ({"train": {"lr": 0.1}, "eval": {"loss": [1, 2]}}, "'eval'"),
     "pandas' split": (json.loads(LONG.to_json(orient="split")), "'columns', 'index', 'data'"),
     "pandas' table": (json.loads(LONG.to_json(orient="table")), "'schema', 'data'"),
     "trainer_state": ({"log_history": [{"loss": 1.0}], "epoch": 3}, "read_runs reads a folder"),
-    "wandb-summary": ({"eval/loss": 0.3, "_wandb": {"runtime": 3}}, "'eval/loss'"),
-    "cv_results_": (
-        {"params": [{"C": 1}, {"C": 2}], "mean_test_score": [0.5, 0.6], "rank_test_score": [2, 1]},
-        "'params'",
-    ),
 }
 
 

@@ -473,8 +473,7 @@ def test_bad_candidates_are_named_and_the_rest_goes_on(
 
 
 METHODS_TO_PAGES = [
-    pytest.param(name, marks=[] if name in ("blend", "zeroshot") else pytest.mark.slow)
-    for name in METHODS
+    pytest.param(name, marks=[] if name == "blend" else pytest.mark.slow) for name in METHODS
 ]
 Command = Callable[..., list[str]]
 Whole = tuple[Path, LiveSelection]
@@ -657,15 +656,10 @@ def test_the_winner_is_kept_and_is_what_the_record_says(
 
 
 BAD_COMMANDS = [
-    (["--budget", "2"], "the budget is 2, a share of the target's"),
     (["--budget", "0.03"], "the size 64 is above it"),
     (["--strategy", "accept-then-stop"], "chooses by the method 'ats', not 'lensllm'"),
-    (["--sizes", "8", "8"], "sizes must increase strictly"),
-    (["--sizes", "8", "16", "999"], "is above the data"),
-    (["--target", "0"], "target is 0; expected 1 or more"),
     (["--target", "many"], "'many' is no number of training examples"),
     (["--processes", "0"], "--processes is 0; expected at least 1"),
-    (["--columns.text", "words"], "has no column 'words'"),
     (["--task", "/nowhere"], "unknown task '/nowhere'"),
 ]
 
@@ -697,12 +691,9 @@ def test_at_most_fifteen_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 BAD_OPTIONS = [
     (["--budget", "much"], "--budget"),
-    (["--recipe.lr"], "--recipe.lr"),
     (["--recipe.lr", "-1"], "lr is -1"),
     (["--recipe.epoch", "3"], "--recipe.epochs"),
-    (["--recipe.epochs", "many"], "--recipe.epochs"),
     (["--recipe", "epochs", "3"], "--recipe"),
-    (["--columns.words", "text"], "--columns.words"),
     (["--columns", "text", "words"], "--columns"),
     (["--optimiser", "none"], "--optimiser"),
 ]
