@@ -151,11 +151,11 @@ def test_a_regret_that_says_nothing_is_not_printed() -> None:
 
 
 @pytest.mark.parametrize("kind", ["coin", "equal", "permuted"])
-@pytest.mark.parametrize(("models", "sizes"), [(2, 3), (3, 4), (3, 6), (10, 4)])
+@pytest.mark.parametrize(("models", "sizes"), [(2, 3), (3, 6), (10, 4)])
 def test_tables_without_a_signal_decide_nothing(kind: str, models: int, sizes: int) -> None:
     """Accuracies of coin flips on 80 rows, equal ones, and a table permuted at each size."""
     random, nothing = np.random.default_rng(0), 0
-    for seed in range(12):
+    for seed in range(6):
         losses = random.binomial(80, 0.5, (models, sizes)) / 80
         if kind == "equal":
             losses = np.full((models, sizes), 0.5)
@@ -174,7 +174,7 @@ def test_tables_without_a_signal_decide_nothing(kind: str, models: int, sizes: i
                 nothing += 1
                 assert found.advice.startswith(f"Nothing tells these {models} models apart yet")
                 np.testing.assert_allclose(found.best_probabilities, 1 / models, atol=1e-3)
-    assert nothing >= {"equal": 24, "coin": 12 if models == 10 else 0, "permuted": 0}[kind]
+    assert nothing >= {"equal": 12, "coin": 6 if models == 10 else 0, "permuted": 0}[kind]
 
 
 def test_models_at_the_level_of_guessing_are_alike() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jachess_ext._io import MissingExtra
-from jachess_ext.scaling import fit, predictive
+from jachess_ext.scaling import fit
 from python_tests.scaling import curves
 
 NOISY = curves.noisy(
@@ -55,15 +54,3 @@ def test_what_was_chosen_and_why() -> None:
     few = lines(fit(curves.SIZES[:4], NOISY[1:5]))
     assert few["backtest"] == "none, too few sizes; the simplest law"
     assert few["intervals"] == "of losses widen beyond the largest size, by the slope there"
-
-
-def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: str) -> None:
-        raise MissingExtra("scipy is needed for this and not installed")
-
-    found = [fit(curves.WITH_ZERO, rows, "rectified") for rows in (NOISY, np.tile(NOISY, (2, 1)))]
-    monkeypatch.setattr(predictive, "require", missing)
-    one, two = map(lines, found)
-    assert one["transition"] == "unknown, scipy is not installed"
-    assert one["beta"] == f"{found[0].params['beta']:,.4g}"
-    assert two["transition"] == "unknown, scipy is not installed"

@@ -55,25 +55,6 @@ def test_finetune_then_evaluate(
     assert [m.name.split("-")[2] for m in models] == ["l2", "none"]
 
 
-def test_a_grid_file_with_options_in_its_place(
-    tiny_model: Path, sentiment: Path, tmp_path: Path
-) -> None:
-    content = {
-        "model": str(tiny_model),
-        "tasks": [f"a={sentiment}:{sentiment}"],
-        "methods": ["none", "sam"],
-        "seeds": [3, 4],
-        "conditions": {"corruption": [], "deltas": [], "sequences": 0},
-    }
-    (tmp_path / "grid.json").write_text(json.dumps(content))
-    given = ["--grid", str(tmp_path / "grid.json"), "--methods", "none"]
-    given += ["--seeds", "3", "--recipe.epochs", "1"]
-    assert main(["finetune", *given, "--out", str(tmp_path / "out"), "--train-size", "24"]) == 0
-    lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
-    (found,) = map(json.loads, lines)
-    assert (found["seed"], found["rows"][0], found["recipe"]["epochs"]) == (3, 24, 1.0)
-
-
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Grid]:
     """Return the grid that options give."""

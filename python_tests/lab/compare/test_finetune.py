@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from jachess_ext._io import DataError, from_json, write_json
 from jachess_ext.lab.compare import finetune
 from jachess_ext.lab.compare.finetune import Job, choose, final_jobs, load, run_grid, tuning_jobs
 from jachess_ext.lab.compare.records import RESULTS, Figures, RunRecord, read_records
 from jachess_ext.lab.compare.settings import Grid
-from jachess_ext.lab.workbench.models import encode, load_model, load_tokenizer
-from jachess_ext.lab.workbench.training import fine_tune
 from jachess_ext.training import METHODS
 from python_tests import processes
 
@@ -427,17 +424,3 @@ def test_names_follow_the_defaults(grid: MakeGrid, monkeypatch: pytest.MonkeyPat
     before = job.name
     monkeypatch.setitem(METHODS["r3f"].__init__.__kwdefaults__, "noise", 0.5)
     assert replace(job).name != before
-
-
-def test_models_trained_in_bf16_are_judged_in_their_own_precision(grid: MakeGrid) -> None:
-    made = grid()
-    job = final_jobs(load(replace(made, recipe=replace(made.recipe, bf16=True))), {})[0]
-    tokenizer = load_tokenizer(job.model)
-    model = load_model(job.model, 2, tokenizer, 0)
-    train = encode(job.task.train, tokenizer, job.recipe.max_length)
-    fine_tune(model, train, job.recipe, seed=job.seed, method=job.tuned_method)
-    fresh = load_model(job.model, 2, tokenizer, 0)
-    fresh.load_state_dict(model.state_dict())
-    batch = tokenizer(["a good film"], return_tensors="pt")
-    with torch.no_grad():
-        assert torch.equal(model.eval()(**batch).logits, fresh.eval()(**batch).logits)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
 from scipy import stats
 
@@ -15,7 +13,6 @@ from jachess_ext.lab.compare.metrics import reliability
 from jachess_ext.lab.compare.records import RunRecord
 from jachess_ext.lab.compare.report import (
     answer,
-    forest_figure,
     forests,
     pool_reliability,
     print_report,
@@ -28,7 +25,6 @@ from jachess_ext.lab.workbench.page import (
     Picture,
     Section,
     Table,
-    break_name,
     styles_of,
     to_html,
     to_text,
@@ -143,32 +139,6 @@ def test_forests() -> None:
     assert figure.get_supxlabel() == f"{score},\ndifference from the plain model"
     figure.draw_without_rendering()
     assert figure._supxlabel.get_window_extent().width < figure.bbox.width, "it is not cut"
-
-
-def test_long_names_leave_room_for_the_differences() -> None:
-    """The methods' names are broken into lines: the panel keeps at least half of the width."""
-    name = "smart,adv_steps=2,adv_lr=2,smoothing=0.3,strength=3"
-    broken = ["smart,adv_steps=2,", "adv_lr=2,smoothing=0.3,", "strength=3"]
-    assert break_name(name).splitlines() == broken
-    assert break_name("a method, in a few words") == "a method, in a few words"
-    apart = pandas.DataFrame({"mean": [1.0], "±": [0.5]}, index=[name])
-    figure = forest_figure(apart, "score, difference", styles_of([name]))
-    figure.draw_without_rendering()
-    assert figure.axes[0].get_position().width > 0.5
-
-
-def test_a_method_looks_the_same_in_every_figure() -> None:
-    styles = styles_of(["none", *"abcdefgh"])
-    p = np.random.default_rng(0).dirichlet(np.ones(3), 50)
-    apart = pandas.DataFrame({"mean": [1.0, 2.0], "±": [0.5, math.nan]}, index=["h", "none"])
-    for draw in (
-        lambda: reliability_figure({"h": reliability(p, np.zeros(50, int))}, styles),
-        lambda: forest_figure(apart, "x", styles),
-    ):
-        drawn = Picture("caption", draw).svg()
-        assert styles["h"]["color"] in drawn
-        assert not any(styles[name]["color"] in drawn for name in "abcdefg")
-        assert drawn == Picture("caption", draw).svg(), "it repeats exactly"
 
 
 def test_pooled_reliability_weighs_by_examples() -> None:
