@@ -86,7 +86,7 @@ def step_vs_plain(shape: Shape, options: Options) -> Steps:
 
 
 COMPILERS: dict[str, str | None] = {"aot_eager": "aot_eager", "inductor": "inductor"}
-"""Backends of the compiled steps, by their names in the rows."""
+"""Backends of the compiled steps, by their names in the rows; None: eager, in tests."""
 
 
 def compiled_step(shape: Shape, options: Options) -> Steps:
@@ -462,9 +462,10 @@ def jvp_vs_plain(shape: Shape, options: Options) -> Steps:
 
         return step
 
-    backends = {"aot_eager": "aot_eager", "compiled": options.extra.backend}
+    backends = {"aot_eager": COMPILERS["aot_eager"], "compiled": options.extra.backend}
     compiled = {
-        name: torch.compile(tangents, fullgraph=True, backend=b) for name, b in backends.items()
+        name: tangents if b is None else torch.compile(tangents, fullgraph=True, backend=b)
+        for name, b in backends.items()
     }
     return {
         "plain": step_of(plain),

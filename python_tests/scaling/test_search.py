@@ -61,6 +61,15 @@ def test_what_is_no_state(state: dict) -> None:
         Search.from_state(state)
 
 
+def test_classes_and_test_rows_reach_the_forecast() -> None:
+    """How much wider they make it is asked in test_select."""
+    plain, guessed, sampled = (
+        finished(metric="error", **given).selection().interval_ends(0.9)[1]
+        for given in ({}, {"classes": 7}, {"test_rows": 80})
+    )
+    assert (guessed > plain).all() and (sampled > plain).all()
+
+
 def test_only_open_runs_are_told() -> None:
     search = Search(("a", "b"), SIZES, 256)
     with pytest.raises(ValueError, match="is not an open run"):

@@ -207,7 +207,11 @@ def test_the_command_that_is_printed_answers(kind: str, tmp_path: Path, capfd: C
     assert main([*words[1:], "--out", str(out)]) == 0, capfd.readouterr().err
     shown = capfd.readouterr().out
     left_out = json.loads(out.read_text())["left_out"]
-    assert "90 % interval" in shown and bool(left_out) == (kind == "words") and left_out in shown
+    assert (
+        "90 % interval" in shown
+        and bool(left_out) == (kind in ("words", "names"))
+        and left_out in shown
+    )
 
 
 def test_one_model_alone_is_not_ranked(tmp_path: Path, capfd: Capture) -> None:
