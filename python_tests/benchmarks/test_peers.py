@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from benchmarks import bench_micro, peers
@@ -72,3 +73,20 @@ def test_ours_has_to_be_right(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bench_micro, "fused", wrong)
         with pytest.raises(RuntimeError, match=r"jx\.jvp, forward, .*: off by "):
             peers.main(QUICK)
+
+
+def test_the_mask_of_the_first_shape() -> None:
+    sizes = peers.SIZES[0]
+    mask = peers.make_mask(sizes, torch.device("cpu"))
+    assert mask is not None and mask.shape == (1670, 1670) and mask.dtype == torch.bool
+    assert abs(float(mask.float().mean()) - 0.76) < 0.005
+    assert peers.make_mask(sizes._replace(masked=False), torch.device("cpu")) is None
+
+
+def test_a_loss_on_the_tangent_is_of_the_tangent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses: list[Tensor] = []
+    results = torch.tensor(math.nan), torch.tensor(3.0)
+    monkeypatch.setattr(bench_micro, "attention_jvp", lambda *_: results)
+    monkeypatch.setattr(torch.autograd, "grad", lambda loss, leaves: losses.append(loss))
+    bench_micro.attention_step("ours", TANGENT_LOSS, 2, {})()
+    assert losses == [9.0]

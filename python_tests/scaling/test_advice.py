@@ -59,6 +59,16 @@ def test_expected_regret_of_two_is_the_closed_form() -> None:
         assert found[0] == pytest.approx(expected, rel=1e-4, abs=1e-7)
 
 
+def test_expected_regret_of_a_thousand_is_that_of_drawing() -> None:
+    generator = np.random.default_rng(1)
+    location = generator.uniform(0, 1, 1000)
+    many = Student(location, np.full(1000, 0.1), np.full(1000, np.inf))
+    order = np.argsort(location)
+    drawn = location[order[:600]] + 0.1 * generator.standard_normal((20_000, 600))
+    expected = (drawn[:, 0] - drawn.min(1)).mean()  # the others lie ten widths above and more
+    assert expected_regret(alone(many), order, ratio=True)[0] == pytest.approx(expected, rel=0.02)
+
+
 def test_who_goes_on_may_well_beat_the_first() -> None:
     """0.15 of the draws and more are lower than the first's: the last such, and all before it."""
     random, n = np.random.default_rng(0), 8

@@ -26,6 +26,22 @@ def test_metrics() -> None:
     assert coverage([0.0, -np.inf], [np.inf, 1.0], [5.0, 2.0]) == 50.0
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: pear_corr([1.0], [1.0]), "n ≥ 2"),
+        (lambda: rel_acc([1.0, np.nan], [1.0, 2.0]), "finite"),
+        (lambda: rel_acc([1.0, 2.0], [1.0, 1.0]), "nothing to choose"),
+        (lambda: log_rmse([0.0, 1.0], [1.0, 1.0]), "finite"),
+        (lambda: coverage([0.0, np.nan], [1.0, 1.0], [1.0, 1.0]), "NaN"),
+        (lambda: coverage([0.0, 0.0], [np.inf, np.inf], [1.0, np.inf]), "finite"),
+    ],
+)
+def test_bad_metrics(call, words: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
 def walk(x: np.ndarray, y: np.ndarray, gamma: int, tau: float) -> int:
     """How many points are accepted, one curve and one step at a time."""
     count = gamma

@@ -337,6 +337,21 @@ def test_models_that_are_named_by_their_size(models: list[str]) -> None:
         assert list(table.names) == models and table.sizes.tolist() == SIZES
 
 
+def test_a_pivot_of_two_metrics_is_asked_about(tmp_path: Path) -> None:
+    long = LONG.assign(eval_f1=0.5)
+    pivot = long.pivot_table(index="model", columns="rows", values=["loss", "eval_f1"])
+    with pytest.raises(TableError, match="several metrics, 'eval_f1', 'loss'; say which"):
+        read_table(pivot)
+    check(read_table(pivot, metric="loss"))
+    for frame in (pivot.reset_index(), pivot.reset_index(drop=True)):
+        assert right_or_refused(frame, metric="loss") is not None
+    pivot.to_csv(tmp_path / "t.csv")
+    assert right_or_refused(tmp_path / "t.csv") is not None
+    check(read_table(pd.read_csv(tmp_path / "t.csv", header=[0, 1], index_col=0), metric="loss"))
+    LONG.pivot_table(index="model", columns="rows", values=["loss"]).to_csv(tmp_path / "t.csv")
+    assert right_or_refused(tmp_path / "t.csv") is not None
+
+
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_an_index_of_several_levels_is_read_by_its_names(seeds: int) -> None:
     frame = pd.concat(WIDE.assign(seed=seed) for seed in range(seeds))

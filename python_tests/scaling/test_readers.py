@@ -315,6 +315,19 @@ TRIALS: dict[str, tuple[list[dict[str, Any] | None], list[str]]] = {
 }
 
 
+def test_settings_in_which_repeats_may_differ(tmp_path: Path) -> None:
+    """A learning rate is known from the log alone, which may have missed the peak of a warm-up."""
+    for seed, rate in ((0, 2e-5), (1, 1.9e-5)):
+        for model in ("a", "b"):
+            log = [{"eval_loss": 1.0 + seed}, {"learning_rate": rate}]
+            write_state(tmp_path / f"{model}-100" / str(seed), log)
+    with pytest.raises(TableError, match=r"learning_rate is 2e-05 and 1.9e-05") as caught:
+        read_runs(tmp_path, model="^(.)-", size=r"-(\d+)")
+    assert caught.value.options == {"ignore": ["learning_rate"]}
+    table = read_runs(tmp_path, model="^(.)-", size=r"-(\d+)", ignore=["learning_rate"])
+    assert table.losses.tolist() == [[1.5], [1.5]]
+
+
 @pytest.mark.parametrize("name", TRIALS)
 def test_trials_of_a_search_are_no_repeats(name: str, tmp_path: Path) -> None:
     tried, asked = TRIALS[name]

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from scipy import stats
 
@@ -13,6 +14,7 @@ from jachess_ext.lab.compare.metrics import reliability
 from jachess_ext.lab.compare.records import RunRecord
 from jachess_ext.lab.compare.report import (
     answer,
+    forest_figure,
     forests,
     pool_reliability,
     print_report,
@@ -25,6 +27,7 @@ from jachess_ext.lab.workbench.page import (
     Picture,
     Section,
     Table,
+    break_name,
     styles_of,
     to_html,
     to_text,
@@ -141,6 +144,25 @@ def test_forests() -> None:
     assert figure._supxlabel.get_window_extent().width < figure.bbox.width, "it is not cut"
 
 
+def test_long_names_leave_room_for_the_differences() -> None:
+    """The methods' names are broken into lines: the panel keeps at least half of the width."""
+    name = "smart,adv_steps=2,adv_lr=2,smoothing=0.3,strength=3"
+    broken = ["smart,adv_steps=2,", "adv_lr=2,smoothing=0.3,", "strength=3"]
+    assert break_name(name).splitlines() == broken
+    assert break_name("a method, in a few words") == "a method, in a few words"
+    apart = pandas.DataFrame({"mean": [1.0], "±": [0.5]}, index=[name])
+    figure = forest_figure(apart, "score, difference", styles_of([name]))
+    figure.draw_without_rendering()
+    assert figure.axes[0].get_position().width > 0.5
+
+
+def test_twelve_methods_stay_apart() -> None:
+    looks = [tuple(style.values()) for style in styles_of([*map(str, range(144))]).values()]
+    assert len(set(looks)) == 144
+    colours, markers = zip(*looks[:12], strict=True)
+    assert len(set(colours)) == len(set(markers)) == 12
+
+
 def test_pooled_reliability_weighs_by_examples() -> None:
     first = {"edges": [0, 0.5, 1], "confidence": [None, 0.6], "accuracy": [None, 1.0]}
     second = {"edges": [0, 0.5, 1], "confidence": [0.4, 0.9], "accuracy": [0.0, 0.5]}
@@ -194,6 +216,21 @@ def test_sections_without_runs_of_that_sort() -> None:
     nothing = {"corrupted": {}, "noisy": {}, "jacobian": [], "hessian": []}
     bare = record("none", "a", 0, 0.5, **nothing, reliability=None, brier=None, ece=None)
     assert [section.title for section in sections([bare])] == ["Scores", "Settings"]
+
+
+def test_notes_explain_the_columns_that_are_there() -> None:
+    def note(records: list[RunRecord]) -> str:
+        (section,) = (s for s in sections(records) if s.title == "Seed by seed")
+        return " ".join(section.paragraphs)
+
+    bare = {"corrupted": {}, "brier": None}
+    few = note(by_method({"none": [0.5], "sam": [0.6]}, none=bare, sam=bare))
+    assert few.startswith("Mean differences from the unregularised model") and "±" not in few
+    assert not any(word in few for word in ("Brier", "Scaled", "Corrupted", "Attacked", "†"))
+    scores = {"none": [0.50, 0.51, 0.52, 0.53], "sam": [0.70, 0.71, 0.72, 0.73]}
+    more = note(by_method(scores))
+    assert "±: half" in more and "Brier: " in more and "Corrupted: " in more and "†: p <" in more
+    assert "Scaled" not in more and "Attacked" not in more
 
 
 def test_nothing_is_cut_on_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -247,6 +247,13 @@ def test_any_other_name_uses_the_columns_given(monkeypatch: pytest.MonkeyPatch) 
     assert task.classes == ("neg", "pos") and task.train.labels == [0, 1]
 
 
+def test_fractions_are_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "label": [2.5, 5.0]}
+    task = load(monkeypatch, "glue/stsb", made(train=rows, validation=rows))
+    assert task.is_regression and task.metric.name == "Spearman correlation"
+    assert (task.name, list(task.dev.labels)) == ("stsb", [2.5, 5.0])
+
+
 def class_labels(names: list[str], train: list[int | None], dev: list[int | None]) -> Any:
     """Splits whose labels are ids of a ClassLabel, as in SNLI; no label is −1 or None there."""
     features = datasets.Features(
