@@ -85,10 +85,6 @@ def step_vs_plain(shape: Shape, options: Options) -> Steps:
     }
 
 
-COMPILERS: dict[str, str | None] = {"aot_eager": "aot_eager", "inductor": "inductor"}
-"""Backends of the compiled steps, by their names in the rows; None: eager, in tests."""
-
-
 def compiled_step(shape: Shape, options: Options) -> Steps:
     """Return a JacHess step by Python and in a graph of each backend, and a plain one."""
     model = build_model(shape, **options.place)
@@ -97,8 +93,8 @@ def compiled_step(shape: Shape, options: Options) -> Steps:
         "plain step": plain_step(model, batch),
         "JacHess step, eager": penalty_step(model, batch),
         **{
-            f"JacHess step, {name}": penalty_step(model, batch, compile=backend)
-            for name, backend in COMPILERS.items()
+            f"JacHess step, {backend}": penalty_step(model, batch, compile=backend)
+            for backend in ("aot_eager", "inductor")
         },
     }
 
@@ -137,7 +133,7 @@ def trainer_step(shape: Shape, options: Options) -> Steps:
         return step
 
     method = JacHess(weights="uniform", directions=2, dimensions="all", normalize=False)
-    ways = {"eager": None, **COMPILERS}
+    ways = {"eager": None, "aot_eager": "aot_eager", "inductor": "inductor"}
     return {
         "Trainer's step": step_of(None, None),
         **{f"MethodTrainer's, {way}": step_of(backend, method) for way, backend in ways.items()},
@@ -462,10 +458,9 @@ def jvp_vs_plain(shape: Shape, options: Options) -> Steps:
 
         return step
 
-    backends = {"aot_eager": COMPILERS["aot_eager"], "compiled": options.extra.backend}
+    backends = {"aot_eager": "aot_eager", "compiled": options.extra.backend}
     compiled = {
-        name: tangents if b is None else torch.compile(tangents, fullgraph=True, backend=b)
-        for name, b in backends.items()
+        name: torch.compile(tangents, fullgraph=True, backend=b) for name, b in backends.items()
     }
     return {
         "plain": step_of(plain),
