@@ -1,14 +1,10 @@
 """The estimator study's statistics against closed forms."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from benchmarks import estimators
-from benchmarks.common import SHAPES, build_model, make_batch, regulariser
 from benchmarks.estimators import Estimator, compare, draw, tiny
-from python_tests.benchmarks.test_common import gradient_norm
 
 
 def test_statistics_of_known_draws() -> None:
@@ -42,17 +38,3 @@ def test_a_quick_run_gives_ratios() -> None:
     rows = estimators.main(given.split())
     assert [row.figure.split(":")[0] for row in rows] == list(estimators.OURS)
     assert all(row.ratio > 0 for row in rows)
-
-
-def test_the_reverse_step_by_layers_has_the_gradient_of_the_whole() -> None:
-    """Layer by layer with one backward each, or all layers in one call: the same expectation."""
-    shape = SHAPES["tiny"]
-    model = build_model(shape, dtype=torch.float64).eval()
-    batch = make_batch(shape, labels=False)
-    exact: dict[str, Any] = {"engine": "exact", "hessian": False, "scope": "first"}
-    regulariser(model, weights=[1.0] * shape.layers, **exact)(batch).loss.backward()
-    whole = gradient_norm(model)
-    model.zero_grad()
-    for layer in range(shape.layers):
-        regulariser(model, layers=[layer], **exact)(batch).loss.backward()
-    assert gradient_norm(model) == pytest.approx(whole, rel=1e-9)

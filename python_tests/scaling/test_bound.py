@@ -188,19 +188,6 @@ def test_a_transformer_with_a_new_head() -> None:
     ]
     assert found.new_parameters == ("classifier.weight", "classifier.bias")
     assert all(layer.curvature > 0 for layer in found.layers)
-    # One direction by finite differences: vᵀHv ≤ vᵀH⁺v.
-    pooler = found.layers[-1]
-    parameters = [p for n, p in model.named_parameters() if n.startswith("bert.pooler")]
-    with torch.no_grad():
-        losses = []
-        for step in (-1e-3, 0.0, 1e-3):
-            for p in parameters:
-                p.add_(-0.01 * step)
-            losses.append(float(model(**batch).loss))
-            for p in parameters:
-                p.add_(0.01 * step)
-    second = (losses[0] - 2 * losses[1] + losses[2]) / 1e-6
-    assert pooler.curvature >= second * (1 - 1e-3)
 
 
 @pytest.mark.parametrize(

@@ -92,16 +92,6 @@ def test_few_points_are_all_used() -> None:
     assert np.isnan(two.variance[0]) and two.slope[0] == pytest.approx(-0.2)
 
 
-def test_line_intervals_cover() -> None:
-    """Straight lines with Gaussian noise: exact Student intervals, 2,000 curves."""
-    generator = np.random.default_rng(0)
-    x = np.arange(8.0)
-    y = -0.1 * np.arange(10.0) + 0.01 * generator.standard_normal((2000, 10))
-    low, high = fit(np.exp(x), np.exp(y[:, :8]), "ats", tau=1e9).interval(np.exp(9.0))
-    inside = (low < np.exp(y[:, 9])) & (np.exp(y[:, 9]) < high)
-    assert inside.mean() == pytest.approx(0.9, abs=0.03)
-
-
 # Who is probably the lowest: against drawing from the distributions with numpy ------------------
 
 DRAWS = 100_000

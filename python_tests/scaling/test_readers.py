@@ -299,19 +299,6 @@ def test_a_run_inside_another(inner: str, root: bool, tmp_path: Path) -> None:
     np.testing.assert_array_equal(table.losses, expected)
 
 
-def test_settings_in_which_repeats_may_differ(tmp_path: Path) -> None:
-    """A learning rate is known from the log alone, which may have missed the peak of a warm-up."""
-    for seed, rate in ((0, 2e-5), (1, 1.9e-5)):
-        for model in ("a", "b"):
-            log = [{"eval_loss": 1.0 + seed}, {"learning_rate": rate}]
-            write_state(tmp_path / f"{model}-100" / str(seed), log)
-    with pytest.raises(TableError, match=r"learning_rate is 2e-05 and 1.9e-05") as caught:
-        read_runs(tmp_path, model="^(.)-", size=r"-(\d+)")
-    assert caught.value.options == {"ignore": ["learning_rate"]}
-    table = read_runs(tmp_path, model="^(.)-", size=r"-(\d+)", ignore=["learning_rate"])
-    assert table.losses.tolist() == [[1.5], [1.5]]
-
-
 TRIALS: dict[str, tuple[list[dict[str, Any] | None], list[str]]] = {
     # the trial_params of two runs of a model and size; what is asked about
     "rate": ([{"learning_rate": 1e-5}, {"learning_rate": 1e-2}], ["learning_rate"]),
@@ -326,6 +313,19 @@ TRIALS: dict[str, tuple[list[dict[str, Any] | None], list[str]]] = {
     "no search": ([None, None], []),
     "one of no search": ([{"a": 1}, None], []),
 }
+
+
+def test_settings_in_which_repeats_may_differ(tmp_path: Path) -> None:
+    """A learning rate is known from the log alone, which may have missed the peak of a warm-up."""
+    for seed, rate in ((0, 2e-5), (1, 1.9e-5)):
+        for model in ("a", "b"):
+            log = [{"eval_loss": 1.0 + seed}, {"learning_rate": rate}]
+            write_state(tmp_path / f"{model}-100" / str(seed), log)
+    with pytest.raises(TableError, match=r"learning_rate is 2e-05 and 1.9e-05") as caught:
+        read_runs(tmp_path, model="^(.)-", size=r"-(\d+)")
+    assert caught.value.options == {"ignore": ["learning_rate"]}
+    table = read_runs(tmp_path, model="^(.)-", size=r"-(\d+)", ignore=["learning_rate"])
+    assert table.losses.tolist() == [[1.5], [1.5]]
 
 
 @pytest.mark.parametrize("name", TRIALS)
@@ -411,16 +411,6 @@ def test_files_that_are_no_states(tmp_path: Path) -> None:
     path.write_text('{"log_history": [')
     with pytest.raises(ValueError, match=r"trainer_state\.json"):
         read_runs(tmp_path, "loss", model="(.)")
-
-
-def test_nothing_is_written(trained: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
-    read_runs(trained, "loss", **PATHS)
-    assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
-    with pytest.raises(TableError, match=r"holds no trainer_state\.json"):
-        read_runs(FILES, model="(.)")
-    with pytest.raises(TableError, match="holds no trainer_state"):
-        read_runs(FILES / "wandb_runs.csv", model="(.)")
 
 
 # Other tools: the lines of docs/scaling.md ------------------------------------------------------

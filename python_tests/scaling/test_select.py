@@ -12,10 +12,9 @@ import pytest
 from scipy.stats import t as student
 
 from jachess_ext._io import DataError
-from jachess_ext.scaling import LossTable, Selection, TableError, methods, read_table, select
-from jachess_ext.scaling.blend import BlendForecast, no_signal_probability
+from jachess_ext.scaling import LossTable, Selection, TableError, read_table, select
+from jachess_ext.scaling.blend import no_signal_probability
 from jachess_ext.scaling.methods import METHODS
-from jachess_ext.scaling.predictive import Student
 from python_tests.scaling import tables
 
 TABLE, CLEAN = tables.population(0)
@@ -78,18 +77,10 @@ def test_the_plot_shows_what_was_read_and_what_is_predicted() -> None:
     losses = TABLE.trained_losses[:, TABLE.trained <= BUDGET]
     for name, row in zip(TABLE.names, losses, strict=True):
         np.testing.assert_array_equal(drawn[name][:, 1], row)
-    with pytest.raises(ValueError, match="predicts no loss"):
-        chosen("modelsize").plot()
-
-
-def test_predictions_stand_side_by_side_and_what_was_measured_beside_them() -> None:
-    axes = chosen().plot()
-    points = [bars[0].get_xydata()[0] for bars in axes.containers]
-    assert len({at for at, _ in points}) == 20
-    assert all(TARGET / 1.3 < at < TARGET * 1.3 for at, _ in points)
     crosses = [line.get_ydata()[0] for line in axes.get_lines() if line.get_marker() == "x"]
     assert sorted(crosses) == sorted(TABLE.losses_at(TARGET))
-    assert not [x for x in select(TABLE, BUDGET, 2e6).plot().get_lines() if x.get_marker() == "x"]
+    with pytest.raises(ValueError, match="predicts no loss"):
+        chosen("modelsize").plot()
 
 
 def test_what_the_order_and_the_target_need_said() -> None:
@@ -123,16 +114,6 @@ def test_only_the_budget_is_read() -> None:
         )
 
 
-def test_frames_and_files_agree(tmp_path: Path) -> None:
-    path = tables.write_csv(tmp_path / "t.csv", TABLE)
-    expected = chosen("ats").predicted_losses
-    for source in (frame(), str(path), path, pd.read_csv(path)):
-        found = select(source, BUDGET, TARGET, "ats")
-        assert found.names == TABLE.names
-        np.testing.assert_allclose(found.predicted_losses, expected, rtol=1e-12)
-        assert found.flops > 0
-
-
 def test_cost_of_every_method() -> None:
     n = TABLE.parameters
     sizes = TABLE.trained[TABLE.trained <= BUDGET]
@@ -154,10 +135,9 @@ def test_cost_of_every_method() -> None:
     assert select(bare, BUDGET, TARGET, "zeroshot").flops == 0
 
 
-@pytest.mark.parametrize("method", ["power", "ats"])
-def test_prob_best_against_drawing(method: str) -> None:
+def test_prob_best_against_drawing() -> None:
     """What the models' errors do not share is of one width: from the intervals and the falls."""
-    found = chosen(method)
+    found = chosen("ats")
     fall = np.log(TABLE.up_to(BUDGET).losses[:, -1] / found.predicted_losses)
     assert found.forecast.predictive is not None
     own = np.hypot(np.median(found.forecast.predictive.scale), fall.std())
@@ -167,7 +147,7 @@ def test_prob_best_against_drawing(method: str) -> None:
     np.testing.assert_allclose(found.best_probabilities, expected, atol=0.005)
 
 
-@pytest.mark.parametrize("method", WITH_DISTRIBUTION)
+@pytest.mark.parametrize("method", ["blend", "ats"])
 def test_the_first_is_the_most_probable(method: str) -> None:
     table, _ = tables.population(0, models=8, noise=0.05)
     found = select(table, 12800, 204800, method)
@@ -243,9 +223,6 @@ def test_bad_calls(change: dict, words: str) -> None:
 
 
 FRAMES = [
-    (lambda f: f[["size", "family"]], "no column named by a size"),
-    (lambda f: pd.concat([f, f[[400]]], axis=1), "at size 400 twice; expected one row a model and"),
-    (lambda f: pd.concat([f, f.iloc[:1]]), "'model-0' at size 0 twice"),
     (lambda f: f.iloc[:1], "has 1 models"),
     (lambda f: f.assign(**{"size": 0.0}), "of 'model-0' is 0; expected a positive"),
     (lambda f: f.drop(columns=[0]), "needs a column 0"),
@@ -276,9 +253,7 @@ def test_bad_losses(value: float, words: str) -> None:
 
 
 FILES = [
-    ("", "is empty"),
     ("name,200,400\na,1,2\nb,1\n", "line 3 .* has 2 cells"),
-    ("name,200,400\na,1,2\nb,1,x\n", "'x' in column '400' of 'b'"),
     ("name,200,400\n", "0 models"),
 ]
 
@@ -321,21 +296,6 @@ def test_fewest_sizes_are_the_fewest(name: str) -> None:
             assert selection.has_intervals == (name != "subtuning" and count >= fewest + more)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_what_is_trained(name: str) -> None:
-    n, sizes = SIX.parameters, SIX.trained[SIX.trained <= 51200]
-    assert n is not None
-    flops = select(SIX, 51200, TARGET, name).flops
-    everything, last = 6 * n.sum() * sizes.sum(), 6 * n.sum() * sizes[-1]
-    low, high = {
-        "all": (everything, everything),
-        "last": (last, last),
-        "walk": (last, everything),
-        "none": (0, 0),
-    }[METHODS[name].trains]
-    assert low * (1 - 1e-12) <= flops <= high * (1 + 1e-12)
-
-
 @pytest.mark.parametrize(
     ("need", "table"),
     [
@@ -367,15 +327,12 @@ LEVELS = np.array([[1.0], [1.2], [1.5]])
 ODD = {
     "rising": LEVELS * np.exp(-3 * FALL),
     "constant": LEVELS * np.ones(6),
-    "alike": np.ones((3, 1)) * np.exp(FALL),
     "all one": np.ones((3, 6)),
     "one exact power law": LEVELS * DOUBLED**-0.2,
     "a cliff": LEVELS * np.where(np.arange(6) < 4, 1.0, 1e-3),
     "tiny": 1e-12 * LEVELS * np.exp(FALL),
     "huge": 1e12 * LEVELS * np.exp(FALL),
-    "far apart": np.array([[1e-3], [1.0], [1e3]]) * np.exp(FALL),
     "one model": LEVELS[:1] * np.exp(FALL),
-    "errors near 0": np.array([[0.001], [0.002], [0.0005]]) * np.exp(FALL),
 }
 
 
@@ -399,7 +356,7 @@ def test_odd_losses_give_an_answer(kind: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("place", [(1, 2), (2, 4)])
-@pytest.mark.parametrize("value", [1e-308, 1e-100, 1e250])
+@pytest.mark.parametrize("value", [1e-308, 1e250])
 @pytest.mark.parametrize("method", WITH_DISTRIBUTION)
 def test_one_loss_far_from_all_others(method: str, value: float, place: tuple[int, int]) -> None:
     """Numbers, or a refusal: no infinite forecast, and no P(best) that is none."""
@@ -421,12 +378,6 @@ def test_rising_curves_are_not_forecast_to_fall() -> None:
     found = select(of(losses), 1600.0, 12800.0)
     assert (found.predicted_losses > losses[:, 4] * 0.9).all()
     assert found.ranking == ["m0", "m1", "m2"]
-
-
-def test_equal_models_are_equally_good() -> None:
-    np.testing.assert_allclose(
-        select(of(ODD["alike"]), 1600.0, 12800.0).best_probabilities, 1 / 3, atol=1e-6
-    )
 
 
 # Candidates whose sizes differ -------------------------------------------------------------------
@@ -562,17 +513,6 @@ def test_a_target_out_of_reach_has_a_forecast_or_a_sentence(method: str, target:
     found = select(SIX, BUDGET, target, method)
     assert (found.predicted_losses > 0).all() and not np.isnan(found.interval_ends()).any()
     assert not np.isnan(found.best_probabilities).any()
-
-
-@pytest.mark.parametrize("mean", [-800.0, np.nan])
-def test_a_forecast_that_is_no_number_though_its_choice_is(
-    mean: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    student = Student(np.full(6, mean), np.ones(6), np.full(6, 3.0))
-    blend_forecast = BlendForecast(student, *(np.zeros(6) for _ in range(3)))
-    monkeypatch.setattr(methods, "forecasts", lambda *_: [blend_forecast])
-    with pytest.raises(ValueError, match="blend forecasts no number for the target 1"):
-        select(SIX, BUDGET, TARGET)
 
 
 @pytest.mark.parametrize("method", METHODS)

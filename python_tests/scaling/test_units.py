@@ -57,9 +57,8 @@ def test_units_change_nothing(law: str) -> None:
         np.testing.assert_allclose(params[name], value * unit, rtol=1e-3, err_msg=name)
 
 
-@pytest.mark.parametrize("row", [0, 2])
-def test_units_change_no_interval_of_the_law_chosen(row: int) -> None:
-    losses, (d, y, w) = noisy_losses()[row], FACTORS
+def test_units_change_no_interval_of_the_law_chosen() -> None:
+    losses, (d, y, w) = noisy_losses()[0], FACTORS
     first = fit(curves.SIZES, losses)
     other = fit(curves.SIZES * d, losses * y, weights=np.full(14, w))
     assert other.law == first.law

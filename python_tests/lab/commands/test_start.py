@@ -27,14 +27,18 @@ Capture = pytest.CaptureFixture[str]
 # What is not installed is imported with an error, as sys.modules has it.
 HELP = """
 import sys
-missing, *arguments = sys.argv[1:]
+missing, commands, *arguments = sys.argv[1:]
 sys.modules.update({name: None for name in missing.split()})
 from jachess_ext.lab.cli import main
-try:
-    sys.exit(main(arguments))
-finally:
-    heavy = ("torch", "transformers", "numpy", "torchao", "bitsandbytes", "peft", "scipy", "tyro")
+heavy = ("torch", "transformers", "numpy", "torchao", "bitsandbytes", "peft", "scipy", "tyro")
+for command in commands.split() or [None]:
+    try:
+        code = main([command, *arguments] if command else arguments)
+    except SystemExit as end:
+        code = end.code
     print("imported:", *(name for name in heavy if sys.modules.get(name)))
+    if code:
+        sys.exit(code)
 """
 EXTRAS = (
     "transformers peft accelerate datasets safetensors sklearn scipy pandas matplotlib joblib tqdm"
@@ -52,19 +56,21 @@ def start(missing: str, *arguments: str) -> CompletedProcess[str]:
 
 
 def test_help_imports_no_heavy_library() -> None:
-    done = start("", "--help")
+    done = start("", "", "--help")
     assert done.returncode == 0 and not done.stderr
     assert "usage: jachess" in done.stdout and all(name in done.stdout for name in COMMANDS)
     assert done.stdout.splitlines()[-1] == "imported:"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_needs_no_extra_but_the_command_line_s(command: str) -> None:
-    done = start(EXTRAS, command, "--help")
+def test_help_needs_no_extra_but_the_command_line_s() -> None:
+    """Of one command after another in a process; the last may import torch."""
+    light = [name for name in COMMANDS if name != "demo"]
+    done = start(EXTRAS, " ".join([*light, "demo"]), "--help")
     assert done.returncode == 0 and not done.stderr
-    assert f"usage: jachess {command}" in done.stdout
-    if command in ("finetune", "evaluate", "select", "select-live", "doctor"):
-        assert "torch" not in done.stdout.splitlines()[-1]
+    shown = done.stdout.split("imported:")
+    for command, text, imported in zip([*light, "demo"], shown, shown[1:], strict=False):
+        assert f"usage: jachess {command}" in text
+        assert command == "demo" or "torch" not in imported.splitlines()[0]
 
 
 OPTIONS = {
@@ -115,10 +121,10 @@ def test_doctor_says_what_commands_need(monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_select_needs_neither_tyro_nor_torch(tmp_path: Path) -> None:
     given = write_table(tmp_path / "t.csv", 2)[:-2]  # with the default method
-    done = start("tyro transformers pandas matplotlib", *given)
+    done = start("tyro transformers pandas matplotlib", "", *given)
     assert done.returncode == 0 and "model-0" in done.stdout, done.stderr
     assert "torch" not in done.stdout.splitlines()[-1]
-    done = start("tyro scipy pandas matplotlib", *given, "--report", str(tmp_path / "p.html"))
+    done = start("tyro scipy pandas matplotlib", "", *given, "--report", str(tmp_path / "p.html"))
     assert done.returncode == 2 and done.stderr == (
         "jachess select: --report needs scipy, pandas, matplotlib, which are not installed: "
         "pip install scipy pandas matplotlib\n"
@@ -172,7 +178,7 @@ def reader_gone(monkeypatch: pytest.MonkeyPatch, *streams: str) -> Iterator[None
         yield
 
 
-@pytest.mark.parametrize("command", [(), ("select",), ("evaluate",)])
+@pytest.mark.parametrize("command", [(), ("evaluate",)])
 def test_help_into_a_pipe_that_is_closed(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import random
 import subprocess
 import sys
@@ -15,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from jachess_ext._io import DataError, from_json, write_json
 from jachess_ext.lab.compare import finetune
 from jachess_ext.lab.compare.finetune import Job, choose, final_jobs, load, run_grid, tuning_jobs
 from jachess_ext.lab.compare.records import RESULTS, Figures, RunRecord, read_records
 from jachess_ext.lab.compare.settings import Grid
-from jachess_ext.lab.workbench.models import encode, load_model, load_tokenizer
-from jachess_ext.lab.workbench.training import fine_tune
 from jachess_ext.training import METHODS
 from python_tests import processes
 
@@ -119,32 +114,6 @@ def test_a_run_does_not_depend_on_those_before_it(grid: MakeGrid, tmp_path: Path
         assert timeless([finetune.run(job)]) == [record]
 
 
-def _run_quietly(made: Grid, out: Path) -> None:
-    os.close(1)
-    os.open(os.devnull, os.O_WRONLY)
-    run_grid(made, out)
-
-
-def test_killed_grids_go_on(grid: MakeGrid, tmp_path: Path) -> None:
-    """Two kills at random moments; the slow test has ten, in processes started anew."""
-    made = grid(tuning={"strength": (0.01, 0.1), "seeds": (7,)}, seeds=(0,))
-    start = time.monotonic()
-    run_grid(made, tmp_path / "whole")
-    whole = time.monotonic() - start
-    context = multiprocessing.get_context("fork")
-    kills = 0
-    for number in range(2):
-        process = context.Process(target=_run_quietly, args=(made, tmp_path / "killed"))
-        process.start()
-        process.join(timeout=random.Random(number).uniform(0.05, 0.5) * whole)
-        kills += process.is_alive()
-        process.kill()
-        process.join()
-    assert kills, "every run ended before it was killed"
-    run_grid(made, tmp_path / "killed")
-    assert same_results(tmp_path / "killed", tmp_path / "whole")
-
-
 def same_results(first: Path, second: Path) -> bool:
     return timeless(read_records(first)) == timeless(read_records(second))
 
@@ -156,7 +125,10 @@ def timeless(records: list[RunRecord]) -> list[RunRecord]:
 
 @pytest.mark.slow
 def test_ten_kills_at_random_moments(grid: MakeGrid, tmp_path: Path) -> None:
-    """Two worker processes under `jachess finetune`, killed with -9, against one undisturbed."""
+    """Two worker processes under `jachess finetune`, killed with -9, against one undisturbed.
+
+    `test_runs.test_killed_work_goes_on` is of the same code, and fast.
+    """
     made = grid(
         methods=("none", "tapt", "sam", "r3f", "jacobian-unlab", "jachess-train"),
         tuning={"strength": (0.01, 0.1), "seeds": (7,)},
@@ -281,11 +253,8 @@ def test_seeds_draw_wrong_labels_of_their_own(grid: MakeGrid) -> None:
     assert (len(clean.dev), len(clean.validation or ())) == (24, 8)
 
 
-@pytest.mark.parametrize("sign, epoch", [(1, 3), (-1, 1)])
-def test_the_plain_models_best_epoch(
-    grid: MakeGrid, monkeypatch: pytest.MonkeyPatch, sign: int, epoch: int
-) -> None:
-    """Scores on validation rows that rise, or fall; in bf16, in which accelerate wraps the forward.
+def test_the_plain_models_best_epoch(grid: MakeGrid, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores on validation rows that fall; in bf16, in which accelerate wraps the forward.
 
     The last epoch's figures are the run's own, and to look for the best changes nothing else.
     """
@@ -295,7 +264,7 @@ def test_the_plain_models_best_epoch(
         figures = original(*given, validation=validation, **options)
         if validation is not None:  # of the dev rows, for whose temperature it is
             return figures
-        return replace(figures, score=float(sign * next(judged)))
+        return replace(figures, score=-float(next(judged)))
 
     monkeypatch.setattr(finetune, "judge", judge)
     recipe = RECIPE | {"epochs": 3.0, "bf16": True}
@@ -305,10 +274,10 @@ def test_the_plain_models_best_epoch(
     record, other = map(finetune.run, jobs)
     assert next(judged) == 3 and other.best_epoch is None, "of the plain method alone"
     best, scaled = record.best_epoch, record.scaled
-    assert best is not None and scaled is not None and best["epoch"] == epoch
+    assert best is not None and scaled is not None and best["epoch"] == 1
     last = {"score": record.score, "nll": record.nll, "brier": record.brier}
     last["brier_scaled"] = scaled["brier"]
-    assert ({name: best[name] for name in last} == last) == (epoch == 3)
+    assert {name: best[name] for name in last} != last
     monkeypatch.setattr(finetune.BestEpoch, "on_epoch_end", lambda *_, **__: None)
     unwatched = finetune.run(jobs[0])
     assert timeless([replace(record, best_epoch=None)]) == timeless([unwatched])
@@ -323,7 +292,7 @@ def test_the_plain_models_best_epoch(
 BAD_GRIDS = [
     ({"label_noise": 1.0}, "label_noise is 1.0; expected a share below 1"),
     ({"conditions": {"texts": ("noise",)}}, "texts has 'noise'"),
-    ({"methods": ("none", "sgd")}, "unknown method 'sgd'"),
+    ({"conditions": {"text_share": 2.0}}, "text_share is 2.0; expected a share"),
     ({"methods": ("none", "none")}, "methods is .* each of them once"),
     ({"seeds": ()}, "seeds is"),
     ({"tasks": ("nothing",)}, "unknown task 'nothing'; expected glue/"),
@@ -331,7 +300,6 @@ BAD_GRIDS = [
     ({"train_size": 1}, "all of one class"),
     ({"shift": {"b": ()}}, "shift names the task 'b'; the tasks are a"),
     ({"recipe": {"rate": 1}}, "recipe has no setting 'rate'; it has epochs"),
-    ({"recipe": {"epochs": 0}}, "epochs is 0"),
     ({"recipe": {"lr": -1.0}}, "lr is -1.0"),
     ({"recipe": {"weight_decay": -1.0}}, "weight_decay is -1.0"),
     ({"recipe": {"warmup": 1.0}}, "warmup is 1.0; expected a share"),
@@ -456,17 +424,3 @@ def test_names_follow_the_defaults(grid: MakeGrid, monkeypatch: pytest.MonkeyPat
     before = job.name
     monkeypatch.setitem(METHODS["r3f"].__init__.__kwdefaults__, "noise", 0.5)
     assert replace(job).name != before
-
-
-def test_models_trained_in_bf16_are_judged_in_their_own_precision(grid: MakeGrid) -> None:
-    made = grid()
-    job = final_jobs(load(replace(made, recipe=replace(made.recipe, bf16=True))), {})[0]
-    tokenizer = load_tokenizer(job.model)
-    model = load_model(job.model, 2, tokenizer, 0)
-    train = encode(job.task.train, tokenizer, job.recipe.max_length)
-    fine_tune(model, train, job.recipe, seed=job.seed, method=job.tuned_method)
-    fresh = load_model(job.model, 2, tokenizer, 0)
-    fresh.load_state_dict(model.state_dict())
-    batch = tokenizer(["a good film"], return_tensors="pt")
-    with torch.no_grad():
-        assert torch.equal(model.eval()(**batch).logits, fresh.eval()(**batch).logits)

@@ -65,17 +65,6 @@ def test_slopes_against_the_engine_and_the_margins_own_gradient() -> None:
         distances.append((margin / x.grad.norm()).item())
     assert found["margin_over_slope"] == pytest.approx(np.mean(distances), rel=1e-6)
     assert min(distances) < 0 < max(distances)
-
-
-def test_slopes_of_scaled_logits() -> None:
-    model, data = classifier("bert").eval(), encoded([4, 2, 5])
-    before = slopes(model, data)
-    with torch.no_grad():
-        for parameter in model.classifier.parameters():
-            parameter.mul_(3.0)
-    after = slopes(model, data)
-    assert after["logit_jacobian"] == pytest.approx(3 * before["logit_jacobian"], rel=1e-9)
-    assert after["margin_over_slope"] == pytest.approx(before["margin_over_slope"], rel=1e-9)
     assert slopes(model, data, 0) == {}
 
 
@@ -130,18 +119,6 @@ def test_temperature_is_of_validation_rows_and_texts_are_judged() -> None:
     assert found.perturbed == {"case": reversed_right.mean().item()}
     # all tokens unknown: one class for every row
     assert found.accuracies["corrupted 1.0"] == found.corrupted["1.0"] == pytest.approx(1 / 3)
-
-
-@pytest.mark.parametrize(
-    "settings, words",
-    [
-        ({"texts": ("noise",)}, "texts has 'noise'; expected some of typos"),
-        ({"text_share": 2.0}, "text_share is 2.0; expected a share"),
-    ],
-)
-def test_conditions_out_of_range(settings: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Conditions(**settings)
 
 
 TEXTS = ["the quick brown foxes jump over seven lazy sleeping dogs at noon"] * 400

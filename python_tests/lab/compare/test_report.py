@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas
 import pytest
 from scipy import stats
@@ -159,36 +156,11 @@ def test_long_names_leave_room_for_the_differences() -> None:
     assert figure.axes[0].get_position().width > 0.5
 
 
-def _lab(colour: str) -> npt.NDArray[np.float64]:
-    """Return CIE L*a*b* of a colour, where equal distances look about equally large."""
-    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    rgb = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-    f = np.cbrt(xyz @ rgb / np.array([0.9505, 1.0, 1.089]))
-    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
-
-
 def test_twelve_methods_stay_apart() -> None:
     looks = [tuple(style.values()) for style in styles_of([*map(str, range(144))]).values()]
     assert len(set(looks)) == 144
     colours, markers = zip(*looks[:12], strict=True)
     assert len(set(colours)) == len(set(markers)) == 12
-    pairs = combinations(map(_lab, colours), 2)
-    assert min(float(np.linalg.norm(a - b)) for a, b in pairs) > 25  # some 2 can just be seen
-
-
-def test_a_method_looks_the_same_in_every_figure() -> None:
-    styles = styles_of(["none", *"abcdefgh"])
-    p = np.random.default_rng(0).dirichlet(np.ones(3), 50)
-    apart = pandas.DataFrame({"mean": [1.0, 2.0], "±": [0.5, math.nan]}, index=["h", "none"])
-    for draw in (
-        lambda: reliability_figure({"h": reliability(p, np.zeros(50, int))}, styles),
-        lambda: forest_figure(apart, "x", styles),
-    ):
-        drawn = Picture("caption", draw).svg()
-        assert styles["h"]["color"] in drawn
-        assert not any(styles[name]["color"] in drawn for name in "abcdefg")
-        assert drawn == Picture("caption", draw).svg(), "it repeats exactly"
 
 
 def test_pooled_reliability_weighs_by_examples() -> None:
@@ -244,13 +216,6 @@ def test_sections_without_runs_of_that_sort() -> None:
     nothing = {"corrupted": {}, "noisy": {}, "jacobian": [], "hessian": []}
     bare = record("none", "a", 0, 0.5, **nothing, reliability=None, brier=None, ece=None)
     assert [section.title for section in sections([bare])] == ["Scores", "Settings"]
-
-
-def test_the_tables_under_corruption_name_the_metric() -> None:
-    (section,) = (s for s in sections(results(sam=(0.1,))) if s.title == "Token corruption")
-    captions = [table.caption for table in section.tables]
-    assert captions[0].startswith("a: accuracy on 10 dev rows, per cent, with that share of tokens")
-    assert captions[2].startswith("average over tasks: accuracy on 10 dev rows, per cent, with")
 
 
 def test_notes_explain_the_columns_that_are_there() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas
 import pytest
-from scipy import stats
 
 from jachess_ext._io import DataError
 from jachess_ext.lab.compare import tables
-from jachess_ext.lab.compare.tables import CALIBRATION, SMOOTHNESS, to_frame
+from jachess_ext.lab.compare.tables import CALIBRATION, to_frame
 from jachess_ext.lab.workbench.page import Table
 
 from .records import by_method, record
@@ -101,14 +99,6 @@ def test_calibration_leaves_regression_out() -> None:
     assert (rows(brier)["none"], rows(ece)["none"]) == (["0.250"], ["0.125"])
 
 
-def test_smoothness() -> None:
-    jacobian, hessian = tables.task_tables(results(), SMOOTHNESS)
-    assert list(jacobian.header) == ["method", "a", "b", "average"]
-    assert rows(jacobian)["none"] == ["3 ± 0"] * 3 and rows(hessian)["none"] == ["7 ± 0"] * 3
-    unmeasured = record("none", "a", 0, 0.5, jacobian=[], hessian=[None, 1.0])
-    assert tables.task_tables(to_frame([unmeasured]), SMOOTHNESS) == []
-
-
 def test_failures() -> None:
     runs = to_frame(
         [
@@ -152,15 +142,6 @@ def test_seeds_and_tasks_that_both_have() -> None:
     assert average["l2"] == ["–"] * 4
     assert first["sam"][:2] == ["+10.00 ± 0.00 (2/2)", "-0.0900 ± 0.1271 (2/2)"]
     assert second["sam"][:3] == ["-5.00 ± 63.53 (0/2)", "–", "–"]
-
-
-def test_differences_are_scipys() -> None:
-    runs = to_frame(by_method({"none": PLAIN, "sam": [0.6, 0.5, 0.7, 0.55, 0.54]}))
-    got = tables.differences(runs, "score").loc["sam"]
-    apart = np.subtract([0.6, 0.5, 0.7, 0.55, 0.54], PLAIN)
-    low, high = stats.t.interval(0.95, 4, loc=apart.mean(), scale=stats.sem(apart))
-    assert (got["mean"] - got["±"], got["mean"] + got["±"]) == pytest.approx((low, high))
-    assert got[["more", "less", "seeds"]].tolist() == [3, 1, 5]
 
 
 def test_significance_marks_are_those_of_mann_whitney_and_holm() -> None:

@@ -79,7 +79,6 @@ def test_pairs_by_default_name_and_by_choice(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("d.csv", "", "cannot be read: No columns to parse"),
-        ("d.csv", "text,label\n", "is empty"),
         ("d.jsonl", "\n", "is empty"),
         ("d.csv", "sentence,label\na,0\n", "no column 'text'; it has 'sentence', 'label'"),
         ("d.csv", "text\na\n", "no column 'label'"),
@@ -92,21 +91,16 @@ def test_pairs_by_default_name_and_by_choice(tmp_path: Path) -> None:
         ("d.csv", "label,text\n1,a\n0\n", "record 2 has no text in column 'text'"),
         ("d.jsonl", '{"text": "a", "label": [1]}\n', "; expected a word"),
         ("d.jsonl", '{"text": "a", "label": 0.5}\n', "has the label 0.5; expected"),
-        ("d.jsonl", '{"text": "a", "label": null}\n', "has the label None; expected"),
         ("d.jsonl", '{"text": 3, "label": 1}\n', "no text in column 'text'"),
         ("d.jsonl", '{"text": "a"}\n', "no column 'label'"),
-        ("d.jsonl", "{text: a}\n", "line 1 is not JSON"),
         ("d.jsonl", "[1]\n", "line 1 is [1]; expected an object"),
         ("d.jsonl", '\n{"text": "a\n{"text": "b", "label": 1}\n', "line 2 is not JSON"),
-        ("d.jsonl", '{"text": "a", "label": 1}\n{"text": "b\n', "line 2 is not JSON"),
-        ("d.jsonl", '{"text": "a\nb", "label": 1}\n', "line 1 is not JSON"),
         ("d.csv", "text,label\na,1\nb,1\n", "every label is '1'"),
         ("d.csv", b"text,label\n\xff\xfe,1\n", "not UTF-8"),
         ("d.doc", CSV, "must end in .csv, .tsv, .jsonl or .txt"),
         ("d.csv.gz", CSV, "is not a whole gzip file"),
         ("d.parquet", CSV, "cannot be read: "),
         ("d.csv", "text,label\na,b,1\nc,0\n", "does not match length of data"),
-        ("d.csv", "text,label\na,b,1\nc,d,0\n", "does not match length of data"),
         ("d.csv", "text,label\na,0\nc,d,1\n", "Expected 2 fields in line 3, saw 3"),
         ("d.csv", "text,label,text\na,1,b\n", "has the column 'text' twice"),
         ("d.csv.gz", gzip.compress(CSV.encode(), mtime=0)[:-9], "is not a whole gzip file"),
@@ -307,17 +301,6 @@ def test_rows_without_a_label_are_named(
     [
         (ConnectionError("no route\nto host"), "could not be loaded: no route"),
         (made(train={"text": ["a"], "label": [0]}), "needs the splits train and validation"),
-        (
-            made(train={"x": ["a"], "label": [0]}, validation={"x": ["a"], "label": [0]}),
-            "no column 'text'; it has 'x', 'label'",
-        ),
-        (
-            made(
-                train={"text": ["a", "b"], "label": [1, 1]},
-                validation={"text": ["a"], "label": [1]},
-            ),
-            "at least two classes",
-        ),
         (
             made(
                 train={"text": ["a", "b"], "label": [0, 1]},

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from jachess_ext.lab.cli import main
-from jachess_ext.lab.live import LiveSettings, choice, read_selection, select_live
+from jachess_ext.lab.live import LiveSettings, choice, read_selection
 from jachess_ext.lab.live.language import load_text, text_task, windows
 from jachess_ext.lab.live.plan import make_plan
 from jachess_ext.lab.live.trial import run
@@ -23,7 +23,7 @@ from jachess_ext.lab.workbench.models import load_tokenizer
 from jachess_ext.lab.workbench.settings import Recipe
 from jachess_ext.scaling import Ask
 
-from .tiny import killed, save_decoder, save_model, write_text
+from .tiny import save_decoder, save_model, write_text
 
 Given = dict[str, Any]
 
@@ -157,25 +157,9 @@ def test_models_that_are_no_language_models(given: Given, tmp_path: Path) -> Non
     assert "could not be loaded" in said[str(translator)] and "T5Config" in said[str(translator)]
 
 
-@pytest.fixture(scope="module")
-def runs(decoders: tuple[str, str], text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the methods below share: runs are not repeated."""
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.mark.parametrize("method", ["blend", "zeroshot"])
-def test_every_method_of_text_runs_to_the_end(given: Given, runs: Path, method: str) -> None:
-    settings = replace(given["settings"], sizes=(8, 16, 32, 64), method=method)
-    selection = select_live(out=runs, **given | {"settings": settings})
-    frame = selection.search.selection().to_frame()
-    assert sorted(frame.name) == sorted(given["models"]) and frame.score.notna().all()
-    assert read_selection(runs) == selection
-
-
 def test_from_text_to_a_page(
     given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """And again after kills, to equal records."""
     out = tmp_path / "out"
     words = f"select-live --task {given['task']} --sizes 8 16 32 --keep-winner --out {out}"
     how = "--recipe.epochs 1 --recipe.batch-size 4 --recipe.lr 1e-2 --recipe.max-length 16"
@@ -193,16 +177,5 @@ def test_from_text_to_a_page(
     printed = capsys.readouterr().out
     assert "bpb" in printed and "of the target 120" in printed and "perplexity" in printed
     assert "bpb</th>" in (out / "report.html").read_text(encoding="utf-8")
-    again = tmp_path / "again"
-    arguments[arguments.index(str(out))] = str(again)
-    assert killed(arguments, again, 2)
-    assert len(list(again.glob("runs/*.json"))) < 7, "killed before the end"
-    assert main(arguments) == 0
-    each = [
-        [replace(record, seconds=0.0) for record in read_selection(folder).records]
-        for folder in (out, again)
-    ]
-    assert each[0] == each[1] and read_selection(again).search == selection.search
-    arguments[arguments.index(str(again))] = str(out)
     monkeypatch.setattr(choice, "run", lambda job: pytest.fail("a finished run was repeated"))
     assert main(arguments) == 0 and read_selection(out) == selection
