@@ -66,7 +66,7 @@ def _two_words(model: nn.Module) -> Function:
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "bart"])
 def test_whole_logits(name: str, tied: bool) -> None:
     """A head read by a callable is a linear layer, and one parameter with the embedding if tied."""
     model, samples = language_model(name, tied), language_batch(LENGTHS)
@@ -76,11 +76,10 @@ def test_whole_logits(name: str, tied: bool) -> None:
     assert ("tied" in {choice.form for choice in found.report.choices}) == tied
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
-def test_label_without_padding_and_in_float32(name: str) -> None:
-    exact, samples = language_model(name, True), language_batch([5, 5])
-    theta = jx.ntk(language_model(name, True, torch.float32), samples, outputs="label")
-    assert error(theta, kernel(exact, samples, f=_label_logit(exact, name))) < 1e-5
+def test_label_without_padding_and_in_float32() -> None:
+    exact, samples = language_model("gpt2", True), language_batch([5, 5])
+    theta = jx.ntk(language_model("gpt2", True, torch.float32), samples, outputs="label")
+    assert error(theta, kernel(exact, samples, f=_label_logit(exact, "gpt2"))) < 1e-5
 
 
 @pytest.mark.slow

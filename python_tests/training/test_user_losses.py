@@ -285,8 +285,13 @@ def test_a_method_without_its_unlabelled_rows_is_refused(tmp_path: Path, method:
         trainer(tmp_path, method, options={"processing_class": TOKENIZER})
 
 
-@pytest.mark.parametrize("rows", [[{"text": "a good film"}] * 4, ["a good film"] * 4])
-@pytest.mark.parametrize("method", [*NEED_UNLABELLED, "jachess-unlab"])
+@pytest.mark.parametrize(
+    "method, rows",
+    [
+        *((method, ["a good film"] * 4) for method in (*NEED_UNLABELLED, "jachess-unlab")),
+        ("tapt", [{"text": "a good film"}] * 4),
+    ],
+)
 def test_unlabelled_rows_of_the_wrong_kind(tmp_path: Path, method: str, rows: list) -> None:
     options = {"processing_class": TOKENIZER}
     with pytest.raises(ValueError, match=r"unlabelled_dataset: .*with the columns of train_data"):
