@@ -178,7 +178,3 @@ def test_the_plot_of_a_spectrum() -> None:
     assert line.get_xydata().tolist() == [[1, 4], [2, 2], [3, 1]]
     assert axes.get_yscale() == "log" and spectrum.plot(axes) is axes
     assert not Spectrum.of(torch.zeros(2, 2)).plot().get_lines()[0].get_xydata().size
-
-
-def test_public_names() -> None:
-    assert jx.Spectrum is Spectrum and jx.measure_ntk is measure_ntk
