@@ -13,7 +13,7 @@ from scipy.special import expit, log_softmax, softmax
 from torch import Tensor
 from torch.nn import functional as F
 
-from jachess_ext.training import METHODS, parse_method, with_lora
+from jachess_ext.training import METHODS, with_lora
 from jachess_ext.training.methods import base
 from python_tests.smoothness.tiny_models import classifier
 
@@ -38,18 +38,6 @@ def controls(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Register the example's methods for one test alone."""
     monkeypatch.setattr(base, "METHODS", dict(METHODS))
     return importlib.reload(importlib.import_module("examples.controls"))
-
-
-def test_registered_by_name_and_checked() -> None:
-    freelb, smart = parse_method("freelb"), parse_method("smart,adv_lr=0.2")
-    assert (freelb.adv_steps, freelb.adv_lr, smart.adv_steps, smart.adv_lr) == (3, 0.1, 1, 0.2)
-    for text, words in (
-        ("wise-ft,mix=1.5", "mix is 1.5; expected a share from 0 to 1"),
-        ("freelb,adv_steps=0", "adv_steps is 0; expected a whole number"),
-        ("smart,adv_radius=-1", "adv_radius is -1.0; expected a number from 0 up"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            parse_method(text)
 
 
 class Masked(LinearModel):
