@@ -1,4 +1,4 @@
-"""`JacHess`: Eq. 7 by hand, calibration, state, precision, LoRA and gradient checkpointing."""
+"""`JacHess`: Eq. 7 by hand, calibration, state, precision and LoRA."""
 
 from __future__ import annotations
 
@@ -280,40 +280,18 @@ def test_narrower_dtypes(name: str, dtype: torch.dtype, tolerance: float) -> Non
     assert all(torch.isfinite(g).all() and g.dtype == dtype for g in grads)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_lora(name: str) -> None:
+def test_lora() -> None:
     """At B = 0 LoRA is the base model: the same R; gradients reach the adapters only."""
-    targets = {"bert": ["query", "value"], "gpt2": ["c_attn"]}[name]
     settings: dict[str, Any] = {"weights": "uniform", "seed": 2, "dimensions": 5}
-    plain = jx.JacHess(classifier(name), **settings)(BATCH)
-    config = LoraConfig(r=2, target_modules=targets, task_type="SEQ_CLS", lora_dropout=0.0)
-    model = get_peft_model(classifier(name), config).double()
+    plain = jx.JacHess(classifier("bert"), **settings)(BATCH)
+    config = LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS", lora_dropout=0.0)
+    model = get_peft_model(classifier("bert"), config).double()
     out = jx.JacHess(model, **settings)(BATCH)
     torch.testing.assert_close(out.loss, plain.loss, rtol=1e-6, atol=0)
     out.total.backward()
     with_grad = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
     assert any("lora_B" in n for n in with_grad)
     assert all("lora_" in n or "modules_to_save" in n for n in with_grad)
-
-
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_gradient_checkpointing(name: str) -> None:
-    """Dropout on: the recomputed pass must see the same masks."""
-
-    def gradients(checkpointing: bool) -> dict:
-        model = classifier(name, dropout=0.2, dtype=torch.float32).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        reg = jx.JacHess(model, weights="uniform", seed=2, dimensions=5)
-        torch.manual_seed(0)
-        reg(BATCH).total.backward()
-        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-
-    plain, recomputed = gradients(False), gradients(True)
-    assert plain.keys() == recomputed.keys()
-    for key, gradient in plain.items():
-        scale = gradient.abs().max().item()
-        torch.testing.assert_close(recomputed[key], gradient, rtol=1e-4, atol=1e-4 * scale)
 
 
 def test_reentrant_checkpointing_is_refused() -> None:

@@ -27,7 +27,7 @@ QUICK = {
     "single": ("none",),
     "multi": ("none", "recommended", "r3f"),
     "regression": ("jachess", "recommended"),
-    "causal": NAMES,
+    "causal": ("none", "label-smoothing", "sam", "r3f", "corrupt-consistency", "jachess"),
 }
 """Methods whose tests are not slow, by kind of labels."""
 DRAWLESS = ("none", "l2", "label-smoothing", "sam", "gradient-norm")

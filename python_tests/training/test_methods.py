@@ -33,11 +33,9 @@ from .runs import (
 )
 from .test_accumulation import mean_loss
 
-FAST = (
-    *("none", "l2", "label-smoothing", "sam", "r3f"),
-    *("jacobian-joint", "cross-holder-unlab", "jachess-train"),
-)
-"""Every method once and every mode once; the other pairs are slow tests."""
+FAST = ("label-smoothing", "sam", "r3f", "jacobian-joint", "cross-holder-unlab")
+"""Methods that act in another place each; the others are slow tests, and `jachess-train` is that of
+`test_accumulation`."""
 
 
 def methods(*without: str) -> list[Any]:
