@@ -208,7 +208,7 @@ def test_right_models_are_answered(name: str) -> None:
             assert error(theta, expected) < (1e-10 if dtype == torch.float64 else 1e-3)
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", [name for name in RIGHT if not name.startswith("uses")])
 def test_right_models_in_narrow_types_are_answered(name: str) -> None:
     torch.manual_seed(5)
     model = RIGHT[name]().eval()
