@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -419,51 +419,6 @@ def test_a_backward_that_torch_func_differentiates(transform: str) -> None:
         got = result(F.scaled_dot_product_attention)
     expected = result(partial(written_out, setting="plain"))
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
-
-
-DERIVATIVES: dict[str, Callable[..., Tensor]] = {
-    "jvp": lambda f, x, v: jx.jvp(f, (x,), (v,))[1],
-    "jet": lambda f, x, v: jx.jet(f, x, torch.stack([v, x])).second,
-    "laplacian": lambda f, x, v: jx.laplacian(f, x)[-1],
-    "hvp": lambda f, x, v: jx.hvp(lambda x: f(x).sin().sum(), (x,), (v,)).product[0],
-    "gradient_loss": lambda f, x, v: (
-        jx.gradient_loss(
-            lambda x: f(x).sin().sum(), x, lambda value, slope: (slope * v).square().sum()
-        ).loss
-    ),
-}
-OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "attention": lambda x: F.scaled_dot_product_attention(x.sin(), x, x),
-    "softmax": lambda x: x.softmax(-1) * x,
-    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
-    "linear": lambda x: F.linear(x, x.detach()[0, 0].cos()).sin(),
-    "product": lambda x: (x @ x.mT).sin(),
-    "cdist": lambda x: torch.cdist(x, x.sin() + 2),
-    "gelu": F.gelu,
-}
-
-
-@pytest.mark.parametrize(
-    ("operation", "way"),
-    [*((operation, "is_grads_batched") for operation in OPERATIONS), ("attention", "vmap")],
-)
-@pytest.mark.parametrize("derivative", DERIVATIVES)
-def test_many_cotangents_of_derivatives(derivative: str, operation: str, way: str) -> None:
-    """Right but for what torch refuses: Hessian products ask for gradients within a backward."""
-    train = derivative != "gradient_loss"
-    x, v = (y.detach().requires_grad_() for y in heads(queries=3, keys=3, size=4)[:2])
-    y = DERIVATIVES[derivative](OPERATIONS[operation], x, v)
-
-    def results(rows: Rows) -> list[Tensor]:
-        first = rows(y, x, rows_of(y), train)
-        trained = torch.autograd.grad(first.square().sum(), x, retain_graph=True) if train else ()
-        return [first.detach(), *trained]
-
-    refused = derivative == "hvp" and operation == "attention"
-    with pytest.raises(RuntimeError) if refused else nullcontext():
-        expected = results(in_a_loop)
-        got = results(at_once if way == "is_grads_batched" else in_a_vmap)
-        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
 
 
 # ---- where it is entered, and what surrounds it ------------------------------------------------

@@ -113,34 +113,6 @@ def test_a_force_field() -> None:
     check(program)
 
 
-def test_a_gradient_penalty() -> None:
-    """A critic with attention over the places of a picture, as in SAGAN."""
-
-    class Critic(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.out = nn.Conv2d(1, 16, 3, 2, 1), nn.Linear(16, 1)
-            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-
-        def forward(self, pictures: Tensor) -> Tensor:
-            places = F.leaky_relu(self.conv(pictures), 0.2).flatten(2).mT
-            mixed, _ = self.attention(places, places, places, need_weights=False)
-            return self.out((places + mixed).mean(1))
-
-    def program() -> list[Tensor]:
-        critic = Critic().double()
-        real, fake = torch.randn(2, 4, 1, 8, 8, dtype=torch.float64)
-        between = torch.lerp(
-            real, fake, torch.rand(4, 1, 1, 1, dtype=torch.float64)
-        ).requires_grad_()
-        (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
-        penalty = (slope.flatten(1).norm(dim=1) - 1).square().mean()
-        loss = critic(fake).mean() - critic(real).mean() + 10 * penalty
-        return gradients_of(loss, list(critic.parameters()))
-
-    check(program)
-
-
 def test_second_order_maml() -> None:
     """Of two steps, so that the outer gradient holds third derivatives too."""
 
