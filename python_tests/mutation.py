@@ -1,7 +1,6 @@
 """Break every operator and every jet rule in turn, and see whether the tests notice.
 
-    python -m python_tests.mutation [--of rules] [--only TEXT] [--part 1/10] [--without TEXT]
-                                    [--log FILE]
+    python -m python_tests.mutation [--of rules] [--only TEXT] [--without TEXT]
 
 The tests are collected once.  Each mutant is a forked process in which one operator of
 `torch.ops.jachess`, or the rules of one torch function, returns something wrong: a NaN, the wrong
@@ -17,8 +16,7 @@ carry no derivative, of `UNSET`, whose results are any numbers, and of `ARRIVE_A
 
 The unbroken code is run first, as the control.  Exit status 0: all were noticed; 1: one survived;
 2: the control failed.  ``--without TEXT`` leaves out the tests with TEXT in their name, which shows
-what they alone hold.  ``--log FILE`` goes on from an earlier run: a mutant that the file says was
-noticed is not run again.
+what they alone hold.
 """
 
 from __future__ import annotations
@@ -574,23 +572,19 @@ def _in_a_fork(limit: int, job: Callable[[], int], quiet: bool = True) -> int:
 class Runner:
     """The plugin that takes the place of pytest's loop over the tests."""
 
-    def __init__(
-        self, mutants: Sequence[Mutant], jobs: int, without: str | None, log: Path | None
-    ) -> None:
-        self.mutants, self.jobs, self.without, self.log = mutants, jobs, without, log
-        before = _noticed_before(log)
-        self.results = {m.name: NOTICED for m in mutants if m.name in before}
+    def __init__(self, mutants: Sequence[Mutant], jobs: int, without: str | None) -> None:
+        self.mutants, self.jobs, self.without = mutants, jobs, without
+        self.results: dict[str, int] = {}
         self.control_passed = False
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         skip = ("cuda", "slow", "sanitizers")
         items = [i for i in session.items if not any(map(i.get_closest_marker, skip))]
         items = [i for i in items if not self.without or self.without not in i.nodeid]
-        left = [mutant for mutant in self.mutants if mutant.name not in self.results]
-        chosen = {mutant.name: [i for i in items if i in mutant.tests] for mutant in left}
+        chosen = {mutant.name: [i for i in items if i in mutant.tests] for mutant in self.mutants}
         needed = {id(item) for tests in chosen.values() for item in tests}
         control = [item for item in items if id(item) in needed]
-        _say(f"{len(left)} mutants, {len(control)} tests; the unbroken code first")
+        _say(f"{len(self.mutants)} mutants, {len(control)} tests; the unbroken code first")
         # What its first call imports, every mutant would import anew: nine tenths of its time.
         torch.testing.assert_close(torch.zeros(1), torch.zeros(1))
         child = _in_a_fork(
@@ -598,17 +592,12 @@ class Runner:
         )
         self.control_passed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == SURVIVED
         if self.control_passed:
-            self._run_all(session, left, chosen)
+            self._run_all(session, chosen)
         return True
 
-    def _run_all(
-        self,
-        session: pytest.Session,
-        left: Sequence[Mutant],
-        chosen: dict[str, list[pytest.Item]],
-    ) -> None:
+    def _run_all(self, session: pytest.Session, chosen: dict[str, list[pytest.Item]]) -> None:
         running: dict[int, Mutant] = {}
-        for mutant in left:
+        for mutant in self.mutants:
             while len(running) >= self.jobs:
                 self._collect(running)
             tests = chosen[mutant.name]
@@ -625,9 +614,6 @@ class Runner:
         self.results[mutant.name] = code
         if code not in (NOTICED, *mutant.allowed):
             _say(f"{WORDS[code]}: {mutant.name}")
-        if self.log:
-            with self.log.open("a") as file:
-                file.write(f"{WORDS[code]}: {mutant.name}\n")
 
     def survivors(self) -> list[str]:
         allowed = {mutant.name: mutant.allowed for mutant in self.mutants}
@@ -643,12 +629,6 @@ def _try(session: pytest.Session, mutant: Mutant, tests: Sequence[pytest.Item]) 
     return SURVIVED if SEEN.changed else NO_EFFECT if SEEN.called else NOT_CALLED
 
 
-def _noticed_before(log: Path | None) -> set[str]:
-    lines = log.read_text().splitlines() if log and log.exists() else []
-    start = f"{WORDS[NOTICED]}: "
-    return {line.removeprefix(start) for line in lines if line.startswith(start)}
-
-
 def _say(text: str) -> None:
     print(text, file=sys.__stdout__, flush=True)
 
@@ -658,19 +638,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="mutants with this in their name")
     parser.add_argument("--without", help="leave out the tests with this in their name")
     parser.add_argument("--of", choices=("operators", "rules"), help="the mutants of these alone")
-    parser.add_argument("--part", default="1/1", help="3/10: the third of every ten mutants")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--log", type=Path, help="write every result there, and go on from it")
-    parser.add_argument("--list", action="store_true", help="print the mutants' names, run none")
     given = parser.parse_args(arguments)
     every = [] if given.of == "rules" else [*operator_mutants()]
     every += [] if given.of == "operators" else [*rule_mutants()]
-    place, parts = map(int, given.part.split("/"))
-    mutants = [mutant for mutant in every if given.only in mutant.name][place - 1 :: parts]
-    if given.list or not mutants:
-        _say("\n".join(mutant.name for mutant in mutants))
-        return 0 if mutants else 2
-    runner = Runner(mutants, given.jobs, given.without, given.log)
+    mutants = [mutant for mutant in every if given.only in mutant.name]
+    if not mutants:
+        return 2
+    runner = Runner(mutants, given.jobs, given.without)
     began = time.monotonic()
     files = sorted({file for mutant in mutants for file in mutant.tests.files})
     options = ["-q", "--no-summary", "-p", "no:cacheprovider", "-p", "no:xdist"]

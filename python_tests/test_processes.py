@@ -48,18 +48,21 @@ def ends(number: int, seconds: float = 10) -> bool:
     return False
 
 
-def test_a_limit_ends_children_in_sessions_of_their_own(tmp_path: Path) -> None:
-    file = tmp_path / "number"
-    with pytest.raises(subprocess.TimeoutExpired):
-        processes.run([sys.executable, "-c", LAUNCHER, file, "alone"], limit=3)
-    assert ends(number_in(file))
-
-
-def test_the_end_of_a_block_does_too(tmp_path: Path) -> None:
+def test_the_end_of_a_block_ends_children_in_sessions_of_their_own(tmp_path: Path) -> None:
     file = tmp_path / "number"
     with processes.started([sys.executable, "-c", LAUNCHER, file, "alone"]) as process:
         child = number_in(file)
     assert process.returncode == -signal.SIGKILL and ends(child)
+
+
+def test_a_limit_is_the_end_of_such_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks, started = [], processes.started
+    monkeypatch.setattr(
+        processes, "started", lambda *a, **k: blocks.append(started(*a, **k)) or blocks[-1]
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        processes.run([sys.executable, "-c", "import time; time.sleep(600)"], limit=0.1)
+    assert len(blocks) == 1
 
 
 def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:

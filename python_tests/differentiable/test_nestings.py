@@ -13,6 +13,7 @@ from torch import Tensor, func
 from torch.autograd import forward_ad
 
 import jachess_ext as jx
+from python_tests.covering import pairs
 
 Attention = Callable[..., Tensor]
 Inputs = tuple[Tensor, ...]
@@ -299,16 +300,14 @@ NAMES = [
 
 
 # The others differ in what a call looks like, which random programs try, too.
-FAST = ("boolean mask", "five dimensions", "trained mask, grouped")
+FAST = ("trained mask, grouped", "boolean mask", "five dimensions")
+OTHERS = [
+    pytest.param(n, s, marks=pytest.mark.slow) for n in NAMES for s in SETTINGS if s not in FAST
+]
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [pytest.param(x, marks=() if x in FAST else pytest.mark.slow) for x in SETTINGS],
-)
-@pytest.mark.parametrize(
-    "nesting",
-    [pytest.param(x, marks=() if x != "jacrev(jacrev)" else pytest.mark.slow) for x in NAMES],
+    "nesting, setting", [*pairs(NAMES, FAST, each=2, slow=["jacrev(jacrev)"]), *OTHERS]
 )
 def test_every_nesting(nesting: str, setting: str) -> None:
     shapes, options = SETTINGS[setting]

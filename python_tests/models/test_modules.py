@@ -75,11 +75,6 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Call]] = {
         TOKENS,
         lambda module, x: module(x, x, x, need_weights=False)[0],
     ),
-    "encoder layer": (
-        lambda: nn.TransformerEncoderLayer(4, 2, 6, 0.0, "gelu", batch_first=True),
-        TOKENS,
-        _plain,
-    ),
     "encoder": (lambda: _encoder(False), TOKENS, _plain),
     "encoder, norms first": (lambda: _encoder(True, enable_nested_tensor=False), TOKENS, _plain),
     "encoder, padded": (
@@ -151,11 +146,6 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Call]] = {
         IMAGE,
         lambda module, x: module(x * x),
     ),
-    "gathered": (
-        lambda: nn.Linear(4, 4),
-        TOKENS,
-        lambda module, x: F.embedding(torch.tensor([[0, 2], [1, 1]]), module(x)[0]),
-    ),
     "sampled": (
         lambda: nn.Conv2d(4, 2, 1),
         IMAGE,
@@ -170,7 +160,6 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Call]] = {
         IMAGE,
         _plain,
     ),
-    "pixels shuffled": (lambda: nn.PixelShuffle(2), IMAGE, lambda module, x: module(x * x)),
     "bilinear": (lambda: nn.Bilinear(4, 4, 3), TOKENS, lambda module, x: module(x, x * x)),
     "rotary": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()), TOKENS, _rotary),
     "spectrum": (

@@ -16,9 +16,7 @@ from . import oracles
 from .zoo import FAMILIES, build_case, case_of
 
 
-@pytest.mark.parametrize("name", ["bert", "gemma2"])
-@pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("name, order, count", [("bert", 1, 4), ("bert", 2, 1), ("gemma2", 2, 4)])
 def test_every_direction_and_pair(name: str, order: int, count: int) -> None:
     with oracles.Float64Casts():
         case = build_case(name, FAMILIES[name].attentions[-1], padding="left", count=count)
@@ -42,7 +40,7 @@ def test_every_direction_and_pair(name: str, order: int, count: int) -> None:
 
 
 FUSED = [(name, family.attentions[-1]) for name, family in FAMILIES.items()]
-HALF = ("bert", "gpt2", "modernbert", "gemma2", "mixtral", "t5", "vit")  # the others are slow
+HALF = ("bert", "modernbert", "gemma2", "mixtral", "t5")  # the others are slow
 
 Row = tuple[int, str, Tensor, Tensor]
 

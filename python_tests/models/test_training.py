@@ -60,9 +60,16 @@ def _seeded_penalty_and_gradients(case: Case) -> tuple[Tensor, dict[str, Tensor]
 
 @pytest.mark.parametrize(
     "name, attention, rate",
-    [("bert", "eager", 0.3), ("gpt2", "sdpa", 0.3), ("llama", "sdpa", 0.0), ("opt", "sdpa", 0.3)],
+    [
+        ("bert", "eager", 0.3),
+        ("gpt2", "sdpa", 0.3),
+        ("llama", "sdpa", 0.0),
+        ("gemma2", "eager", 0.0),
+    ],
 )
 def test_gradient_checkpointing_changes_nothing(name: str, attention: str, rate: float) -> None:
+    """Also where a block's last step, ``residual + post_norm(h)``, is deferred: that jet is made
+    when the next block, within a checkpoint of its own, first looks at it (Gemma 2)."""
     case = _train_case(name, attention, rate)
     expected, expected_gradients = _seeded_penalty_and_gradients(case)
     calls = 0
@@ -86,8 +93,8 @@ def test_gradient_checkpointing_changes_nothing(name: str, attention: str, rate:
 # ---- dropout -----------------------------------------------------------------------------------
 
 DROPOUT_CASES = [
-    *(("bert", "eager"), ("bert", "sdpa"), ("gpt2", "sdpa"), ("t5-gated", "eager")),
-    *(("deberta-v2", "eager"), ("llama", "sdpa"), ("vit", "sdpa")),
+    *(("bert", "sdpa"), ("t5-gated", "eager"), ("deberta-v2", "eager"), ("llama", "sdpa")),
+    ("vit", "sdpa"),
 ]
 
 
@@ -139,20 +146,16 @@ def test_one_dropout_mask_for_all_streams(name: str, attention: str) -> None:
 # ---- LoRA --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name, targets, rate",
-    [("bert", ["query", "value"], 0.2), ("llama", ["q_proj", "v_proj", "down_proj"], 0.0)],
-)
-def test_lora_trains_the_adapters_alone(name: str, targets: list[str], rate: float) -> None:
+def test_lora_trains_the_adapters_alone() -> None:
     with oracles.Float64Casts():
-        base = build_case(name, "sdpa").model
-        config = LoraConfig(r=3, lora_alpha=6, lora_dropout=rate, target_modules=targets)
+        base, targets = build_case("bert", "sdpa").model, ["query", "value"]
+        config = LoraConfig(r=3, lora_alpha=6, lora_dropout=0.2, target_modules=targets)
         model = get_peft_model(base, config).double().train()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.requires_grad:  # LoRA's B starts at zero
                     parameter.normal_(std=0.3)
-        case = case_of(model, name, padding="left")
+        case = case_of(model, "bert", padding="left")
         _, gradients = _seeded_penalty_and_gradients(case)
         adapters = {n: p for n, p in model.named_parameters() if "lora_" in n}
         assert gradients.keys() == adapters.keys()
@@ -163,12 +166,11 @@ def test_lora_trains_the_adapters_alone(name: str, targets: list[str], rate: flo
             return penalty_of(case)
 
         torch.manual_seed(4)
-        for _ in range(2):
-            displaced = [(p, torch.randn_like(p)) for p in adapters.values()]
-            expected = oracles.parameter_difference(seeded_penalty, displaced, 1e-4)
-            pairs = zip(adapters, displaced, strict=True)
-            actual = sum((gradients[n] * d).sum().item() for n, (_, d) in pairs)
-            assert abs(actual - expected) < 1e-5 * abs(expected)
+        displaced = [(p, torch.randn_like(p)) for p in adapters.values()]
+        expected = oracles.parameter_difference(seeded_penalty, displaced, 1e-4)
+        pairs = zip(adapters, displaced, strict=True)
+        actual = sum((gradients[n] * d).sum().item() for n, (_, d) in pairs)
+        assert abs(actual - expected) < 1e-5 * abs(expected)
 
 
 # ---- mixed precision ---------------------------------------------------------------------------

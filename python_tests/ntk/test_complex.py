@@ -281,64 +281,6 @@ def test_complex_kernels_residuals_and_labels_are_refused() -> None:
             call()
 
 
-# ---- derivatives by the inputs ---------------------------------------------------------------
-
-
-def _gradients(value: Tensor, model: nn.Module) -> list[Tensor]:
-    parameters = list(model.parameters())
-    return list(torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True))
-
-
-def _dense(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients and Hessians of each row's f, [N, D] and [N, D, D], by backward twice."""
-    x = x.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
-    rows = [
-        torch.autograd.grad(slope[:, i].sum(), x, create_graph=True, materialize_grads=True)[0]
-        for i in range(x.shape[1])
-    ]
-    return slope, torch.stack(rows, 1)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_derivatives_by_inputs(name: str) -> None:
-    """Values, and gradients of them in the complex weights."""
-    model, x = make(name), inputs(4)
-    v = inputs(4, 9)
-
-    def f(x: Tensor) -> Tensor:
-        return model(x).sin().sum(1)
-
-    slope, hessian = _dense(f, x)
-    along = (slope * v).sum(1)
-    diagonal = hessian.diagonal(dim1=1, dim2=2)
-    expected = {
-        "jvp": along,
-        "jet": torch.einsum("nij,ni,nj->n", hessian, v, x.cos()),
-        "laplacian": diagonal.sum(1),
-        "diagonal": diagonal.T,
-        "hvp": torch.einsum("nij,nj->ni", hessian, v),
-        "gradient": slope,
-    }
-
-    product = jx.hvp(lambda z: f(z).sum(), (x,), (v,))
-    values = {
-        "jvp": jx.jvp(f, (x,), (v,))[1],
-        "jet": jx.jet(f, x, torch.stack([v, x.cos()])).second[0],
-        "laplacian": jx.laplacian(f, x)[2],
-        "diagonal": jx.hessian_diagonal(f, x)[2],
-        "hvp": product[2][0],
-        "gradient": product[1][0],
-    }
-    for key, value in values.items():
-        torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-10, msg=key)
-        weights = torch.randn(value.shape, dtype=torch.float64)
-        mine = _gradients((value * weights).sum(), model)
-        theirs = _gradients((expected[key] * weights).sum(), model)
-        for a, b in zip(mine, theirs, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10, msg=key)
-
-
 # ---- smoothness ------------------------------------------------------------------------------
 
 
@@ -376,15 +318,6 @@ class Tokens(nn.Module):
 
 
 IDS = {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]])}
-
-
-@pytest.mark.parametrize("layers", ["all", "logits"])
-@pytest.mark.parametrize("engine", ["jet", "reverse"])
-def test_smoothness(engine: Any, layers: Any) -> None:
-    how: dict[str, Any] = {"engine": engine, "layers": layers, "seed": 1, "dimensions": "all"}
-    mine, theirs = (jx.smoothness(Tokens(reals), IDS, **how) for reals in (False, True))
-    torch.testing.assert_close(mine.jacobian, theirs.jacobian, rtol=1e-10, atol=0)
-    torch.testing.assert_close(mine.hessian, theirs.hessian, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("engine", ["jet", "reverse"])

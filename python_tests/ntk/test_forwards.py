@@ -57,10 +57,6 @@ def _dual(net: nn.Module, x: Tensor) -> Tensor:
         return ahead.unpack_dual(net(ahead.make_dual(x, torch.ones_like(x)))).tangent
 
 
-def _one(net: nn.Module, x: Tensor) -> Tensor:
-    return net(x)[0]
-
-
 # name -> (forward, the same by torch.autograd)
 RIGHT: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "jx.jvp": (

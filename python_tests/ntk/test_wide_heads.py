@@ -39,9 +39,12 @@ def whole_heads(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("tied", "outputs"), [(True, "label"), (False, "label"), (True, 3)], ids=str
+    ("name", "tied", "outputs"),
+    [
+        *((name, True, "label") for name in LANGUAGE_MODELS),
+        *(("bert", False, "label"), ("bart", False, "label"), ("gpt2", True, 3), ("t5", True, 3)),
+    ],
 )
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_every_family_narrows_its_head(
     name: str, tied: bool, outputs: Any, whole_heads: Any
 ) -> None:

@@ -288,10 +288,6 @@ def has_dims(t: Tensor) -> bool:
     return t.ndim > 0
 
 
-def is_double(t: Tensor) -> bool:
-    return t.element_size() == 8
-
-
 @maker(4)
 def unary(d: Draw) -> str:
     return f"{d.tensor()}.{d.of(*UNARY)}"

@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import jachess_ext as jx
 from jachess_ext.jet import MissingJetRule, composed_rules
 
+from .draw import draw
 from .program import Program, constant, laid_out
 
 MODES = ("jet", "composed", "no_grad", "jvp", "target", "squares", "sum")
@@ -370,3 +371,21 @@ def verdicts(program: Program, modes: Sequence[str] = MODES) -> dict[str, Verdic
         case = Case(program)
         expected: dict[Order, Numbers | None] = {}
         return {mode: judge(case, mode, expected) for mode in modes}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the program of a seed gives: no verdicts where plain torch does not take it."""
+
+    seed: int
+    verdicts: dict[str, Verdict]
+    features: frozenset[str]
+
+
+def result(seed: int) -> Result:
+    program = draw(seed)
+    try:
+        found = verdicts(program)
+    except NotAProgram:
+        return Result(seed, {}, frozenset())
+    return Result(seed, found, frozenset(name for op in program.ops for name in op.features()))

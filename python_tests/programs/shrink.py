@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .oracle import NotAProgram, Verdict, verdicts
-from .program import Op, Program
-
-NUMBER = re.compile(r"(?<![\w.])[1-9]\d*(?![\w.])")
+from .program import Program
 
 
 def shrunk(program: Program, mode: str, limit: int = 3000) -> Program:
@@ -59,18 +57,6 @@ def candidates(program: Program) -> Iterator[Program]:
         yield replace(program, layout="plain")
     for fewer in range(1, program.directions):
         yield replace(program, directions=fewer)
-    for place, op in enumerate(program.ops):
-        for register in op.reads:
-            for lower in range(register):
-                yield with_op(program, place, op.renamed(register, lower))
-        for text in simpler(op.text):
-            yield with_op(program, place, replace(op, text=text))
-    for name in (0, 1):
-        for place in range(len(program.shapes[name])):
-            yield with_shape(program, name, place, None)
-            yield with_shape(program, name, place, program.shapes[name][place] - 1)
-    for number in (4, 3, 2):
-        yield with_smaller(program, number)
 
 
 def without(program: Program, place: int) -> Iterator[Program]:
@@ -84,37 +70,6 @@ def without(program: Program, place: int) -> Iterator[Program]:
         outputs = tuple(instead if n == op.out else n for n in program.outputs)
         ops = tuple(line.renamed(op.out, instead) for line in rest)
         yield replace(program, ops=ops, outputs=outputs)
-
-
-def with_op(program: Program, place: int, op: Op) -> Program:
-    return replace(program, ops=program.ops[:place] + (op,) + program.ops[place + 1 :])
-
-
-def simpler(text: str) -> Iterator[str]:
-    """The line with one number one smaller, or without one of its arguments."""
-    for match in NUMBER.finditer(text):
-        yield text[: match.start()] + str(int(match[0]) - 1) + text[match.end() :]
-    for match in re.finditer(
-        r", [^,()\[\]]+(?=[,)\]])|\([^()]*\) (?=[-+*/])|\.\w+\([^()]*\)", text
-    ):
-        yield text[: match.start()] + text[match.end() :]
-
-
-def with_shape(program: Program, name: int, place: int, size: int | None) -> Program:
-    shapes = [list(shape) for shape in program.shapes]
-    if size is None:
-        del shapes[name][place]
-    else:
-        shapes[name][place] = max(size, 0)
-    return replace(program, shapes=(tuple(shapes[0]), tuple(shapes[1])))
-
-
-def with_smaller(program: Program, number: int) -> Program:
-    """One number one smaller wherever it stands."""
-    found = re.compile(rf"(?<![\w.]){number}(?![\w.])")
-    ops = tuple(replace(op, text=found.sub(str(number - 1), op.text)) for op in program.ops)
-    shapes = [tuple(n - (n == number) for n in shape) for shape in program.shapes]
-    return replace(program, ops=ops, shapes=(shapes[0], shapes[1]))
 
 
 def renumbered(program: Program) -> Program:

@@ -1,8 +1,4 @@
-"""Full Jacobians and Hessians of tiny models, by means that share nothing with the engines.
-
-Finite differences need nothing but the plain model's outputs; ``torch.autograd.functional``
-differentiates it without any of the package's code.
-"""
+"""Full Jacobians and Hessians of tiny models by finite differences of the plain model's outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .tiny_models import classifier, token_batch
 
@@ -78,23 +73,9 @@ def _chunked(function: Function, x: Tensor, moves: Tensor, size: int = 512) -> T
     return torch.cat([function(x + part.view(-1, *x.shape[1:])) for part in moves.split(size)])
 
 
-def by_autograd(function: Function, x: Tensor) -> Full:
-    """Take the Jacobian and a Hessian per output from ``torch.autograd.functional``."""
-    with sdpa_kernel(SDPBackend.MATH):
-        jacobian = torch.autograd.functional.jacobian(lambda e: function(e)[0], x)
-        shape = jacobian.shape[: -x.ndim]
-        squares = torch.empty(shape, dtype=x.dtype)
-        for index in torch.cartesian_prod(*map(torch.arange, shape)).tolist():
-            place = tuple(index)
-            hessian = torch.autograd.functional.hessian(lambda e, p=place: function(e)[0][p], x)
-            squares[place] = hessian.square().sum()
-    return Full(jacobian.flatten(len(shape)).square().sum(-1), squares)
-
-
 @functools.cache
-def table(name: str, tokens: int, outputs: str = "blocks", oracle: str = "differences") -> Full:
+def table(name: str, tokens: int, outputs: str = "blocks") -> Full:
     """Return all derivatives of a tiny classifier on a sequence."""
     model, batch = classifier(name), token_batch([tokens])
     function = outputs_of(model, outputs, {"attention_mask": batch["attention_mask"]})
-    method = {"differences": by_differences, "autograd": by_autograd}[oracle]
-    return method(function, embedded(model, batch["input_ids"]))
+    return by_differences(function, embedded(model, batch["input_ids"]))

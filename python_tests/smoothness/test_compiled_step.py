@@ -22,23 +22,23 @@ from python_tests.snippets import blocks, run
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), NEEDS_MODULES_IN_GRAPHS]
 VOCABULARY = 50
 _SIZES: dict[str, Any] = {
-    **{"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2},
+    **{"vocab_size": VOCABULARY, "hidden_size": 32},
     **{"intermediate_size": 48, "max_position_embeddings": 32, "pad_token_id": 0},
 }
 
 
-def bert(dropout: float = 0.0) -> nn.Module:
+def bert(dropout: float = 0.0, layers: int = 2) -> nn.Module:
     torch.manual_seed(0)
     rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), dropout)
     return tf.BertForSequenceClassification(
-        tf.BertConfig(num_attention_heads=2, **_SIZES, **rates)
+        tf.BertConfig(num_attention_heads=2, num_hidden_layers=layers, **_SIZES, **rates)
     ).train()
 
 
 def llama() -> nn.Module:
     """Grouped queries: four heads of queries, two of keys."""
     torch.manual_seed(0)
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
     model = tf.LlamaForSequenceClassification(tf.LlamaConfig(**heads, **_SIZES))
     return model.train()
 
@@ -141,11 +141,10 @@ def assert_equal(results: list[list[Any]], expected: list[list[Any]]) -> None:
                 torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-QUICK: dict[str, dict[str, Any]] = {
+PENALTY_ALONE = {"loss": penalty, "hessian": False, "seed": None, "make": lambda: bert(layers=1)}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "penalty alone": PENALTY_ALONE,
     "softmax, normalised": {"weights": "softmax", "normalize": True},
-    "penalty alone": {"loss": penalty, "hessian": False, "seed": None},
-}
-SLOW: dict[str, dict[str, Any]] = {
     "uniform": {},
     "Jacobian": {"hessian": False},
     "inverse": {"weights": "inverse"},
@@ -172,16 +171,29 @@ SLOW: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
-)
-def test_a_compiled_step_is_the_eager_one(name: str) -> None:
-    settings = (QUICK | SLOW)[name]
-    expected, eager = training(**settings)
-    results, reg = training("aot_eager", **settings)
+def trained_alike(name: str) -> tuple[jx.JacHess, jx.JacHess]:
+    """Steps in a graph are the eager ones; return the eager regulariser and the compiled one."""
+    expected, eager = training(**SETTINGS[name])
+    results, reg = training("aot_eager", **SETTINGS[name])
     assert_equal(results, expected)
     assert reg.step == eager.step == 4
     assert graphs() == 1
+    return eager, reg
+
+
+QUICK = ("penalty alone", "softmax, normalised")
+"""The second one's graph is that of the test of errors."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "penalty alone",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS if name not in QUICK),
+    ],
+)
+def test_a_compiled_step_is_the_eager_one(name: str) -> None:
+    trained_alike(name)
 
 
 @pytest.mark.slow
@@ -271,17 +283,6 @@ def test_a_model_that_writes_in_every_step(caplog: pytest.LogCaptureFixture) -> 
     assert sum("changes written" in message for message in caplog.messages) == 2
 
 
-@pytest.mark.slow
-def test_a_break_that_the_caller_allows() -> None:
-    """The first pass of a model from transformers writes into it, and is undone where traced."""
-    expected, _ = training(make=lambda: writing(True), accumulated=9)
-    model = writing(True)
-    reg = jx.JacHess(model, seed=0, dimensions=5, weights="uniform")
-    call = torch.compile(reg, backend="aot_eager")
-    for number, (loss, *_) in enumerate(expected):
-        torch.testing.assert_close(call(batch_of(number)).loss, loss, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -305,35 +306,6 @@ def messages_of(steps: list[Callable[[], Any]]) -> list[str]:
             step()
         texts.append(f"{type(error.value).__name__}: {error.value}")
     return texts
-
-
-def test_errors_of_a_graph_are_the_eager_ones() -> None:
-    """A norm, an embedding and a row; the step is not counted, and the next one is as before."""
-    regs = [
-        jx.JacHess(bert(), seed=0, weights="uniform", dimensions=5, compile=backend)
-        for backend in (None, "aot_eager")
-    ]
-    for reg in regs:
-        reg(batch_of(0))
-    padded = batch_of(1)
-    padded["attention_mask"][0] = 0
-    for reg in regs:
-        before = reg(batch_of(1)).loss
-        assert float(before) > 0
-    assert len({*messages_of([lambda reg=reg: reg(padded) for reg in regs])}) == 1
-    layers = [reg.model.bert.encoder.layer[1].output.dense for reg in regs]
-    with torch.no_grad():
-        for layer in layers:
-            layer.weight[0] = float("inf")
-    assert len({*messages_of([lambda reg=reg: reg(batch_of(2)) for reg in regs])}) == 1
-    with torch.no_grad():
-        for reg, layer in zip(regs, layers, strict=True):
-            layer.weight[0] = 0.1
-            reg.model.get_input_embeddings().weight[int(batch_of(2)["input_ids"][0, 0])] = 1e38
-    texts = messages_of([lambda reg=reg: reg(batch_of(2)) for reg in regs])
-    assert len({*texts}) == 1
-    assert int(regs[1].step) == regs[0].step == 2
-    assert graphs() == 1
 
 
 @pytest.mark.slow
@@ -373,3 +345,23 @@ def test_a_frozen_part_that_is_trained_later() -> None:
     assert model.classifier.weight.grad is None
     reg(batch_of(1)).total.backward()
     assert model.classifier.weight.grad.norm() > 0
+
+
+def test_errors_of_a_graph_are_the_eager_ones() -> None:
+    """A row, a norm and an embedding; the step is not counted, and nothing is traced again."""
+    regs = trained_alike("softmax, normalised")
+    padded = batch_of(1)
+    padded["attention_mask"][0] = 0
+    assert len({*messages_of([lambda reg=reg: reg(padded) for reg in regs])}) == 1
+    layers = [reg.model.bert.encoder.layer[1].output.dense for reg in regs]
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight[0] = float("inf")
+    assert len({*messages_of([lambda reg=reg: reg(batch_of(2)) for reg in regs])}) == 1
+    with torch.no_grad():
+        for reg, layer in zip(regs, layers, strict=True):
+            layer.weight[0] = 0.1
+            reg.model.get_input_embeddings().weight[int(batch_of(2)["input_ids"][0, 0])] = 1e38
+    assert len({*messages_of([lambda reg=reg: reg(batch_of(2)) for reg in regs])}) == 1
+    assert int(regs[1].step) == regs[0].step == 4
+    assert graphs() == 1

@@ -1,4 +1,4 @@
-"""The exact engine against finite differences and torch.autograd.functional."""
+"""The exact engine against finite differences."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ def _exact(name: str, tokens: int, **settings: Any) -> jx.Smoothness:
         return jx.smoothness(classifier(name), token_batch([tokens]), engine="exact", **settings)
 
 
-@pytest.mark.parametrize(
-    "oracle", ["differences", pytest.param("autograd", marks=pytest.mark.slow)]
-)
 @pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.slow), "gpt2"])
-def test_every_layer_and_token(name: str, oracle: str) -> None:
-    table = full.table(name, 2, oracle=oracle)
-    tolerance = 1e-6 if oracle == "differences" else 1e-12
+def test_every_layer_and_token(name: str) -> None:
+    table, tolerance = full.table(name, 2), 1e-6
     result = _exact(name, 2, dimensions="all")
     jacobian = table.jacobian.sum(-1).sqrt()
     hessian = table.hessian.sqrt().sum(-1) * 10 / WIDTH

@@ -13,7 +13,6 @@ import transformers as tf
 from tokenizers import pre_tokenizers
 from torch import Tensor, nn
 
-import jachess_ext as jx
 from jachess_ext.models import gradient_of_tokens, hooked_embeddings, leaf_embeddings
 from jachess_ext.training import METHODS
 from jachess_ext.training.corruption import perturbed_embeddings
@@ -216,37 +215,6 @@ def test_prompt_tuning(tmp_path: Path, method: str) -> None:
         assert abs(loss(method) - loss("none")) > 1e-3
 
 
-@pytest.mark.parametrize("case", ["bart", "t5", "t5-tokens", "bart-seq2seq", "t5-seq2seq"])
-def test_padding_draws_no_noise(tmp_path: Path, case: str) -> None:
-    """Two rows without padding, or with three tokens of it."""
-
-    def collated(rows: list[dict], more: int) -> dict[str, Tensor]:
-        fill = {"labels": -100}
-        return {
-            name: torch.stack(
-                [
-                    nn.functional.pad(v, (0, more), value=fill.get(name, 0)) if v.ndim else v
-                    for v in (row[name] for row in rows)
-                ]
-            )
-            for name in rows[0]
-        }
-
-    runs = []
-    for more in (0, 3):
-        made = trainer(
-            tmp_path,
-            METHODS["r3f"](**LOUD["r3f"]),
-            model=without_dropout(ARCHITECTURES[case]().double()),
-            data=rows_of(case, (6, 6)),
-            options={"data_collator": lambda rows, more=more: collated(rows, more)},
-            max_steps=1,
-        )
-        made.train()
-        runs.append(made.state.log_history[0]["loss"])
-    assert runs[1] == pytest.approx(runs[0], rel=1e-6)
-
-
 @pytest.mark.parametrize("case", ["bart-seq2seq", "t5-seq2seq", "bart-seq2seq+embeds"])
 def test_noise_of_both_stacks(case: str) -> None:
     """The model's own loss of embeddings that are moved by as much."""
@@ -285,7 +253,7 @@ def test_gradient_of_tokens(case: str) -> None:
     torch.testing.assert_close(gradient_of_tokens(loss, leaves), wanted, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", list(ARCHITECTURES))
+@pytest.mark.parametrize("case", ["gpt2", "bart-untied", "t5", "bert2bert-seq2seq"])
 def test_noise_at_evaluation(case: str) -> None:
     model = ARCHITECTURES[case]().eval()
     row = {n: v.unsqueeze(0) for n, v in rows_of(case)[0].items()}
@@ -308,17 +276,6 @@ def test_a_stack_that_is_not_reached(tmp_path: Path, stack: str) -> None:
         part.get_input_embeddings = lambda: nn.Embedding(3, 3)
     with pytest.raises(ValueError, match="did not call the layer that get_input_embeddings"):
         trainer(tmp_path, "r3f", model=model, data=rows_of("bart")).train()
-
-
-def test_smoothness_of_t5_encoders() -> None:
-    config = tf.T5Config(vocab_size=VOCABULARY, **_T5)
-    model = tf.T5EncoderModel(config).double().eval()
-    ids = torch.tensor([[3, 4, 5, 2]])
-    by_ids = jx.smoothness(model, {"input_ids": ids}, seed=0)
-    embeds = model.get_input_embeddings()(ids)
-    given = jx.smoothness(model, {"inputs_embeds": embeds}, seed=0)
-    torch.testing.assert_close(by_ids.jacobian, given.jacobian)
-    assert by_ids.jacobian.min() > 0
 
 
 def test_every_method_is_tested_here() -> None:

@@ -12,7 +12,6 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 from torch.nn import functional as F
 
-from jachess_ext.lab.attack import AttackAugment
 from jachess_ext.lab.attack.tokens import TokenSwaps, steepest_swaps, swap_counts
 from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 
@@ -148,18 +147,6 @@ def test_number_of_swapped_tokens() -> None:
     assert swap_counts(ids, (ids != 0).long(), torch.tensor([0]), 0.3).tolist() == [3, 1]
 
 
-def test_seeds_repeat_a_run_and_it_is_not_the_plain_one(tmp_path: Path, file: str) -> None:
-    ends = []
-    for folder in "ab":
-        trained = made(tmp_path / folder, "attack-augment", file, max_steps=2)
-        trained.train()
-        ends.append(trained.model)
-    plain = method_trainer(tmp_path / "none", "none")
-    plain.train()
-    assert furthest(*ends) == 0
-    assert furthest(ends[0], plain.model) > 1e-6
-
-
 def test_the_second_swap_follows_the_gradient_after_the_first(tmp_path: Path, file: str) -> None:
     """The second swap of two is chosen by the gradient after the first, written out."""
     rows, model = examples(4, tokens=12), classifier("bert")
@@ -206,22 +193,3 @@ def test_batches_and_masks_are_those_of_the_plain_run(tmp_path: Path, file: str)
     )
     trained.train()
     assert furthest(plain.model, trained.model) < 1e-12
-
-
-@pytest.mark.parametrize(
-    "build, words",
-    [
-        (lambda: AttackAugment(steps=0), "steps is 0; expected a whole number"),
-        (lambda: AttackAugment(synonyms=""), "synonyms is ''; expected a path"),
-    ],
-)
-def test_settings_out_of_range(build: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        build()
-
-
-def test_attack_augment_needs_a_tokenizer_and_synonyms(tmp_path: Path, file: str) -> None:
-    with pytest.raises(ValueError, match="needs processing_class"):
-        method_trainer(tmp_path, "attack-augment", method={"synonyms": file})
-    with pytest.raises(ValueError, match="no-such-file cannot be read"):
-        made(tmp_path, "attack-augment", "no-such-file")

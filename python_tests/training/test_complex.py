@@ -50,10 +50,10 @@ STRONG: dict[str, dict[str, Any]] = {
     "tapt": {"tapt_epochs": 1.0},
     "jachess-unlab": {"unlab_every": 1},
 }
-NAMES = [*METHODS, "jachess-joint", "jachess-unlab", "corrupt-consistency-joint"]
-ALIKE = ("jacobian", "cross-holder", "published")
-"""Methods with the penalty of `jachess`."""
-PLACEBOS = [f"{name}+placebo" for name in ("l2", "jachess", "r3f", "gradient-norm")]
+OWN = ("none", "l2", "sam", "gradient-norm", "r3f", "tapt", "jachess", "jachess-unlab")
+OWN += ("l2+placebo", "gradient-norm+placebo")
+"""Those that do something of their own with parameters; for the others the tests are slow."""
+OTHERS = [*METHODS, "jachess-joint", "corrupt-consistency-joint", "jachess+placebo", "r3f+placebo"]
 
 
 def weights(folder: Path, name: str, pairs: bool) -> list[Tensor]:
@@ -77,8 +77,8 @@ def weights(folder: Path, name: str, pairs: bool) -> list[Tensor]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ())
-        for name in (*NAMES, *PLACEBOS)
+        *OWN,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS if name not in OWN),
     ],
 )
 def test_complex_parameters_train_as_pairs_of_real_numbers(tmp_path: Path, name: str) -> None:

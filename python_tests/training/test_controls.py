@@ -145,11 +145,6 @@ def test_recommended(tmp_path: Path, kind: str | None, unlabelled: bool, same_as
     assert_same_parameters(*ends, rtol=0, atol=0)
 
 
-def test_recommended_needs_a_tokenizer_for_unlabelled_rows(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="method='recommended' needs processing_class=<the tok"):
-        method_trainer(tmp_path, "recommended")
-
-
 @pytest.mark.parametrize("count", [5, 200])
 def test_swaps_are_words_that_the_model_has_a_row_for(tmp_path: Path, count: int) -> None:
     """All but the special first of 5 rows; this tokenizer has no unknown token."""
@@ -344,11 +339,6 @@ def test_shares_of_swapped_tokens(tmp_path: Path) -> None:
     times = torch.bincount(words_in, minlength=VOCABULARY)[3:19].double()
     assert (times - times.mean()).square().sum() / times.mean() < 45, "χ² of 15 degrees"
     assert words_in.min() >= 3
-
-
-def test_corruption_needs_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="method='corrupt-augment' needs processing_class"):
-        method_trainer(tmp_path, "corrupt-augment")
 
 
 @pytest.mark.parametrize("name", ["l2", "jachess-train", "jacobian-joint"])

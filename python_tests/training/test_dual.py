@@ -105,19 +105,7 @@ def test_state_round_trip() -> None:
     assert_same_parameters(whole.regulariser.model, second.regulariser.model, rtol=0, atol=0)
 
 
-def test_passes_make_the_model_smoother() -> None:
-    dual = schedule(lr=3e-3)
-    penalties = [dual.run()["penalty"] for _ in range(8)]
-    assert penalties[-1] < 0.8 * penalties[0]
-
-
 @pytest.mark.parametrize("steps", [None, 2])
 def test_no_batches(steps: int | None) -> None:
     with pytest.raises(ValueError, match="there are no unlabelled batches"):
         schedule([], steps=steps).run()
-
-
-def test_frozen_models() -> None:
-    reg = jx.JacHess(classifier("bert").requires_grad_(False), weights="uniform")
-    with pytest.raises(ValueError, match="empty parameter list"):
-        DualSchedule(reg, [], lr=1e-3)

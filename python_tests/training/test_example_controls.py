@@ -13,13 +13,12 @@ from scipy.special import expit, log_softmax, softmax
 from torch import Tensor
 from torch.nn import functional as F
 
-from jachess_ext.training import METHODS, parse_method, with_lora
+from jachess_ext.training import METHODS, with_lora
 from jachess_ext.training.methods import base
 from python_tests.smoothness.tiny_models import classifier
 
 from .runs import (
     assert_same_parameters,
-    entries,
     examples,
     first,
     method_trainer,
@@ -38,18 +37,6 @@ def controls(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Register the example's methods for one test alone."""
     monkeypatch.setattr(base, "METHODS", dict(METHODS))
     return importlib.reload(importlib.import_module("examples.controls"))
-
-
-def test_registered_by_name_and_checked() -> None:
-    freelb, smart = parse_method("freelb"), parse_method("smart,adv_lr=0.2")
-    assert (freelb.adv_steps, freelb.adv_lr, smart.adv_steps, smart.adv_lr) == (3, 0.1, 1, 0.2)
-    for text, words in (
-        ("wise-ft,mix=1.5", "mix is 1.5; expected a share from 0 to 1"),
-        ("freelb,adv_steps=0", "adv_steps is 0; expected a whole number"),
-        ("smart,adv_radius=-1", "adv_radius is -1.0; expected a number from 0 up"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            parse_method(text)
 
 
 class Masked(LinearModel):
@@ -212,25 +199,6 @@ def test_l2_sp_pulls_towards_the_start(tmp_path: Path) -> None:
     for _ in range(3):
         theta -= LR * (CURVATURE @ (theta - mean) + 2.0 * (theta - START))
     torch.testing.assert_close(made.model.theta.detach(), theta, rtol=1e-9, atol=1e-9)
-
-
-def test_l2_sp_leaves_a_new_head_alone(tmp_path: Path) -> None:
-    """Its penalty is ½ ‖move‖² of the rest, measured after a step without any pull."""
-    model = classifier("bert")
-    model.drawn_modules = ("classifier",)
-    before = parameters(model)
-    made = trained(
-        tmp_path, "l2-sp", model, data=examples(8), max_steps=2, method={"strength": 1e-9}
-    )
-    plain = classifier("bert")
-    trained(tmp_path, "none", plain, data=examples(8), max_steps=1)
-    move = sum(
-        (p.detach() - before[name]).square().sum().item()
-        for name, p in plain.named_parameters()
-        if not name.startswith("classifier")
-    )
-    logged = [entry["jachess/penalty"] for entry in entries(made, "jachess/penalty")]
-    assert logged == [0.0, pytest.approx(1e-9 * move / 2, rel=1e-4)]
 
 
 def test_wise_ft_interpolates_all_but_the_new_head(tmp_path: Path) -> None:

@@ -232,8 +232,8 @@ def translator(name: str) -> Any:
     return kind(getattr(tf, f"{name}Config")(**sizes)).eval()
 
 
-TRANSLATORS = ("M2M100", "Blenderbot", "BlenderbotSmall", "NllbMoe", "Whisper", "Speech2Text")
-WITH_A_METHOD = ("Marian", "Pegasus", "MBart", "PLBart", "Mvp", "LED")
+TRANSLATORS = ("M2M100", "Blenderbot", "NllbMoe", "Whisper", "Speech2Text")
+WITH_A_METHOD = ("Marian", "MBart", "PLBart", "LED")
 
 
 @pytest.mark.parametrize("name", [*TRANSLATORS, *WITH_A_METHOD])
@@ -280,7 +280,7 @@ def test_adding_decoder_inputs_changes_no_label() -> None:
 
 
 def prompted(task: str) -> Any:
-    kinds = {"CAUSAL_LM": "llama-causal", "TOKEN_CLS": "bert-tokens", "SEQ_CLS": "bert"}
+    kinds = {"CAUSAL_LM": "llama-causal", "SEQ_CLS": "bert"}
     torch.manual_seed(0)
     config = peft.PromptTuningConfig(task_type=task, num_virtual_tokens=2)
     return peft.get_peft_model(without_dropout(ARCHITECTURES[kinds[task]]().double()), config)
@@ -307,7 +307,6 @@ def test_smoothing_with_a_prompt(tmp_path: Path, method: str, task: str) -> None
     assert made.train().training_loss > 0
 
 
-@pytest.mark.parametrize("task", ["SEQ_CLS", "TOKEN_CLS", "CAUSAL_LM"])
-def test_ntk_of_a_prompt(task: str) -> None:
+def test_ntk_of_a_prompt() -> None:
     with pytest.raises(ValueError, match=r"learned by peft \(prompt.*use LoRA"):
-        jx.ntk(prompted(task).eval(), {"input_ids": torch.tensor([[4, 5], [6, 7]])})
+        jx.ntk(prompted("SEQ_CLS").eval(), {"input_ids": torch.tensor([[4, 5], [6, 7]])})

@@ -111,7 +111,7 @@ def of_transformers(
 @pytest.mark.parametrize("workers", [0, slow(2)])
 @pytest.mark.parametrize("dropout", [slow(0.0), 0.1])
 @pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [slow(1), 2])
 @pytest.mark.parametrize("case", ["bert", "llama-causal", slow("bart-seq2seq"), slow("t5-seq2seq")])
 def test_transformers_trainers(
     tmp_path: Path,

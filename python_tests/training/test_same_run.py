@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 import jachess_ext as jx
 from jachess_ext.lab.demo import ASSETS
@@ -17,7 +18,7 @@ from jachess_ext.models import drawn_modules
 from jachess_ext.smoothness.probe import decision_slopes
 from jachess_ext.training import METHODS, MethodTrainer, NTKDrift, with_lora
 from jachess_ext.training.corruption import perturbed_embeddings
-from python_tests.smoothness.tiny_models import LABELS, classifier
+from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, classifier
 
 from .runs import arguments, examples, parameters, tensors
 from .test_architectures import LOUD, TOKENIZER
@@ -187,14 +188,40 @@ def test_drift_of_a_trial(tmp_path: Path) -> None:
 # ---- compiled before ----------------------------------------------------------------------------
 
 
+class Tiny(nn.Module):
+    """A classifier that compiles in no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embeddings = nn.Embedding(VOCABULARY, 4)
+        self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, LABELS)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool = False,
+    ) -> Any:
+        x = self.embeddings(input_ids)
+        y = torch.tanh(self.layer(x) + x.square())
+        logits = self.head(nn.functional.dropout(y.mean(1), 0.1, self.training))
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=(x, y))
+
+
 @pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled_before_without_the_hooks(tmp_path: Path, given: bool) -> None:
     """Dynamo reuses the plain run's code, which has no hooks in it; and plain again afterwards."""
     torch._dynamo.reset()
     for name in ("none", *(("r3f", "attack-augment") if given else ()), "jachess", "none"):
         mode = "train" if name == "jachess" else ""
-        eager = finetuned(tmp_path, name, mode, other_model(0))
-        model, settings = other_model(0), {}
+        eager = finetuned(tmp_path, name, mode, Tiny())
+        model, settings = Tiny(), {}
         if given:
             model = torch.compile(model, backend="eager")
             settings = {"remove_unused_columns": False}  # the Trainer cannot read its forward
@@ -221,7 +248,7 @@ def test_measured_when_compiled_before(inside: bool) -> None:
     }
     batch = tensors(examples(2, 5))
     torch._dynamo.reset()
-    model = classifier("bert")
+    model = Tiny().double().eval()
     expected = {name: measure(model).detach() for name, measure in measures.items()}
     if inside:
         model.compile(backend="eager")

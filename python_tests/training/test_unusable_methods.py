@@ -79,12 +79,6 @@ def test_label_smoothing_with_compute_loss_func_is_refused(tmp_path: Path) -> No
         method_trainer(tmp_path, "label-smoothing", options={"compute_loss_func": loss})
 
 
-def test_noise_needs_no_tokenizer(tmp_path: Path) -> None:
-    method_trainer(tmp_path, "r3f")
-    with pytest.raises(ValueError, match="processing_class=<the tokenizer>"):
-        method_trainer(tmp_path, "corrupt-augment")
-
-
 @pytest.mark.parametrize("name", ["none", "l2", "jachess-train", "jachess-joint"])
 def test_a_task_loss_that_is_not_finite(tmp_path: Path, name: str) -> None:
     model = classifier("bert")
