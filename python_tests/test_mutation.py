@@ -19,10 +19,10 @@ def run(*arguments: str) -> CompletedProcess[str]:
 def test_a_mutant_survives_without_its_tests_and_is_noticed_with_them() -> None:
     """Every break of one rule's derivatives."""
     chosen = ("--only", "softsign /")
-    found = run(*chosen, "--without", "test_backward_of_rule")
+    found = run(*chosen, "--without", "test_rule[")
     assert found.returncode == 1, found.stdout
     assert "survived: softsign / gradient doubled" in found.stdout
-    assert "8 mutants, 7 noticed, 1 survived" in found.stdout
+    assert "8 mutants, 2 noticed, 6 survived" in found.stdout
     found = run(*chosen)
     assert found.returncode == 0, found.stdout
     assert "8 mutants, 8 noticed, 0 survived" in found.stdout

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -116,7 +116,41 @@ def test_gradients_of_some_inputs(needed: tuple[int, ...]) -> None:
     torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
 
 
+def test_autocast() -> None:
+    inputs = heads(dtype=torch.float32)
+
+    def gradients(context: Context) -> list[Tensor]:
+        with context(), torch.autocast("cpu", torch.bfloat16):
+            y = F.scaled_dot_product_attention(*inputs)
+            assert y.dtype == torch.bfloat16
+            first = torch.autograd.grad(y.float().sin().sum(), inputs, create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
+
+    for ours, maths in zip(gradients(jx.differentiable), gradients(math_attention), strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - maths).norm() < 0.03 * maths.norm()
+
+
 # ---- dropout -----------------------------------------------------------------------------------
+
+
+def test_dropout_keeps_one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle is a formula with the mask of that seed; the second backward would differ from it
+    with any other."""
+    monkeypatch.setattr(twice, "fresh_seed_on", lambda device: torch.tensor(11))
+    inputs = heads()
+    keeps = dropout_mask(2, 4, 9, 9, 0.4, 11, torch.device("cpu"))
+
+    def formula(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = (query @ key.mT / math.sqrt(8)).softmax(-1)
+        return (weights * keeps / 0.6) @ value
+
+    with jx.differentiable():
+        results = penalty(
+            lambda *x: F.scaled_dot_product_attention(*x, dropout_p=0.4), list(inputs), 3
+        )
+    expected = penalty(formula, list(inputs), 3)
+    torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
 
 
 def test_dropout_draws_from_torchs_generator() -> None:
@@ -141,13 +175,57 @@ def module_gradients(module: nn.Module, x: Tensor, context: Context) -> list[Ten
         return list(torch.autograd.grad(force.square().sum(), [x, *parameters]))
 
 
-def test_a_module_in_evaluation_mode() -> None:
-    """Its fast path is not taken."""
+@pytest.mark.parametrize("train", [True, False])
+def test_modules_that_call_attention_from_python(train: bool) -> None:
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).double().eval()
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).double()
+    layer.train(train)
     x = torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True)
     results = module_gradients(layer, x, jx.differentiable)
     expected = module_gradients(layer, x, math_attention)
+    torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_attention_of_a_module_is_served() -> None:
+    attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    x = torch.randn(1, 64, 16, requires_grad=True)
+    with jx.differentiable():
+        y, _ = attention(x, x, x, need_weights=False)
+    names, nodes = [], [y.grad_fn]
+    while nodes:
+        if node := nodes.pop():
+            names.append(node.name())
+            nodes += [below for below, _ in node.next_functions]
+    assert "AttentionBackward" in names
+
+
+def test_a_language_model() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=32,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            attn_implementation="sdpa",
+        )
+    ).double()
+    ids = torch.randint(32, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[0, 7:] = 0
+    parameters = list(model.parameters())
+    vector = [torch.randn_like(p) for p in parameters]
+
+    def product(context: Context) -> list[Tensor]:
+        with context():
+            loss = model(ids, attention_mask=mask, labels=ids).loss
+            gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+            return list(torch.autograd.grad(gradients, parameters, vector))
+
+    results, expected = product(jx.differentiable), product(math_attention)
     torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
 
 
@@ -421,6 +499,51 @@ def test_a_backward_that_torch_func_differentiates(transform: str) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
 
 
+DERIVATIVES: dict[str, Callable[..., Tensor]] = {
+    "jvp": lambda f, x, v: jx.jvp(f, (x,), (v,))[1],
+    "jet": lambda f, x, v: jx.jet(f, x, torch.stack([v, x])).second,
+    "laplacian": lambda f, x, v: jx.laplacian(f, x)[-1],
+    "hvp": lambda f, x, v: jx.hvp(lambda x: f(x).sin().sum(), (x,), (v,)).product[0],
+    "gradient_loss": lambda f, x, v: (
+        jx.gradient_loss(
+            lambda x: f(x).sin().sum(), x, lambda value, slope: (slope * v).square().sum()
+        ).loss
+    ),
+}
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "attention": lambda x: F.scaled_dot_product_attention(x.sin(), x, x),
+    "softmax": lambda x: x.softmax(-1) * x,
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "linear": lambda x: F.linear(x, x.detach()[0, 0].cos()).sin(),
+    "product": lambda x: (x @ x.mT).sin(),
+    "cdist": lambda x: torch.cdist(x, x.sin() + 2),
+    "gelu": F.gelu,
+}
+
+
+@pytest.mark.parametrize(
+    ("operation", "way"),
+    [*((operation, "is_grads_batched") for operation in OPERATIONS), ("attention", "vmap")],
+)
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+def test_many_cotangents_of_derivatives(derivative: str, operation: str, way: str) -> None:
+    """Right but for what torch refuses: Hessian products ask for gradients within a backward."""
+    train = derivative != "gradient_loss"
+    x, v = (y.detach().requires_grad_() for y in heads(queries=3, keys=3, size=4)[:2])
+    y = DERIVATIVES[derivative](OPERATIONS[operation], x, v)
+
+    def results(rows: Rows) -> list[Tensor]:
+        first = rows(y, x, rows_of(y), train)
+        trained = torch.autograd.grad(first.square().sum(), x, retain_graph=True) if train else ()
+        return [first.detach(), *trained]
+
+    refused = derivative == "hvp" and operation == "attention"
+    with pytest.raises(RuntimeError) if refused else nullcontext():
+        expected = results(in_a_loop)
+        got = results(at_once if way == "is_grads_batched" else in_a_vmap)
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+
+
 # ---- where it is entered, and what surrounds it ------------------------------------------------
 
 
@@ -685,6 +808,50 @@ def test_distributed_data_parallel(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
+def test_a_trainer_of_transformers(tmp_path: Path) -> None:
+    """`accelerate` calls `backward` there, and the forward of a checkpoint runs within it."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    data = [{"input_ids": torch.arange(9), "labels": torch.arange(9)}] * 2
+
+    class Penalised(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def compute_loss(self, model: nn.Module, inputs: dict, *_: object, **__: object) -> Tensor:
+            embedded = model.get_input_embeddings()(inputs["input_ids"])  # type: ignore[operator]
+            loss = model(inputs_embeds=embedded, labels=inputs["labels"]).loss
+            (gradient,) = torch.autograd.grad(loss, embedded, create_graph=True)
+            return loss + gradient.square().sum()
+
+    def weights(context: Context, saves: bool) -> Tensor:
+        config = transformers.LlamaConfig(
+            vocab_size=16,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+        )
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config)
+        arguments = transformers.TrainingArguments(
+            str(tmp_path),
+            max_steps=2,
+            optim="sgd",
+            learning_rate=0.1,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            gradient_checkpointing=saves,
+            gradient_checkpointing_kwargs={"use_reentrant": False},
+        )
+        with context():
+            Penalised(model, arguments, train_dataset=data).train()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    result, expected = weights(jx.differentiable, True), weights(math_attention, False)
+    torch.testing.assert_close(result, expected)
+
+
 # ---- memory ------------------------------------------------------------------------------------
 
 
@@ -726,6 +893,82 @@ def test_other_shapes(change: Callable[[Tensor], Tensor], masked: bool) -> None:
     with math_attention():
         expected = penalty(attention, inputs, 3)
     torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
+
+
+# ---- random programs ---------------------------------------------------------------------------
+
+
+def random_program(seed: int) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """Return a function of few layers, attention of random settings among them, and its inputs."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def choose(*options: object) -> object:
+        return options[int(torch.randint(len(options), (), generator=generator))]
+
+    def draw(*shape: int) -> Tensor:
+        scale = shape[-1] ** -0.5
+        return (
+            scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+        ).requires_grad_()
+
+    batch, tokens, count = choose(1, 3), choose(1, 2, 7, 33), choose(1, 2, 4)
+    key_heads = choose(*(n for n in (1, 2, 4) if count % n == 0))
+    size = choose(1, 2, 8)
+    width = count * size
+    settings = []
+    inputs = [draw(batch, tokens, width)]
+    for _ in range(choose(1, 2, 3)):
+        kind = choose("plain", "causal", "boolean", "bias", "scale")
+        options: dict[str, object] = {"enable_gqa": key_heads != count}
+        if kind == "causal":
+            options["is_causal"] = True
+        elif kind == "boolean":
+            options["attn_mask"] = torch.rand(tokens, tokens, generator=generator) > 0.3
+        elif kind == "bias":
+            options["attn_mask"] = draw(batch, 1, tokens, tokens).detach()
+        elif kind == "scale":
+            options["scale"] = choose(0.1, 1.0)
+        shares = choose(True, False)  # keys are values: one tensor in two places
+        activation = choose(torch.tanh, torch.sin, F.gelu, F.silu, F.softplus)
+        inputs += [draw(width, width), draw(width, key_heads * size), draw(width, key_heads * size)]
+        settings.append((options, shares, activation))
+
+    def program(x: Tensor, *weights: Tensor) -> Tensor:
+        def split(y: Tensor, heads: int) -> Tensor:
+            return y.unflatten(-1, (heads, size)).transpose(1, 2)
+
+        for n, (options, shares, activation) in enumerate(settings):
+            to_query, to_key, to_value = weights[3 * n : 3 * n + 3]
+            key = split(x @ to_key, key_heads)
+            value = key if shares else split(x @ to_value, key_heads)
+            y = F.scaled_dot_product_attention(split(x @ to_query, count), key, value, **options)
+            x = x + activation(y.transpose(1, 2).flatten(-2))
+        return x + 0 * sum(w.sum() for w in weights)
+
+    return program, inputs
+
+
+def check_program(seed: int) -> None:
+    program, inputs = random_program(seed)
+    with jx.differentiable():
+        results = penalty(program, inputs, 2)
+    with math_attention():
+        expected = penalty(program, inputs, 2)
+    size = max(float(value.abs().max()) for value in expected)
+    for result, value in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, value, rtol=1e-8, atol=1e-10 * max(size, 1))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs(seed: int) -> None:
+    check_program(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(12, 300, 30))
+def test_more_random_programs(first: int) -> None:
+    for seed in range(first, first + 30):
+        check_program(seed)
 
 
 # ---- third derivatives, which torch's norms have wrong -------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import enum
 import fractions
 import functools
@@ -39,9 +40,17 @@ class Slots:
         self.scale = scale
 
 
+@dataclasses.dataclass
+class Data:
+    scale: float
+
+
 class Choice(enum.Enum):
     TWO = 2.0
     THREE = 3.0
+
+
+Pair = collections.namedtuple("Pair", "scale name")
 
 
 def _times(z: Tensor, scale: float) -> Tensor:
@@ -80,22 +89,31 @@ def _decorated(scale: Any) -> Any:
     return called
 
 
+def _first(value: Any) -> Any:
+    return next(iter(value))
+
+
 Use = Callable[[Any, Tensor], Tensor]
 # How the attribute is made of a number, and used.
 KINDS: dict[str, tuple[Callable[[float], Any], Use]] = {
     "float": (float, lambda a, z: z * a),
     "numpy.float64": (np.float64, lambda a, z: z * a),
+    "array": (lambda v: np.full(3, v), lambda a, z: z * torch.as_tensor(a)),
     "object with numpy": (lambda v: Held(np.float64(v)), lambda a, z: z * a.scale),
     "Fraction": (fractions.Fraction, lambda a, z: z * float(a)),
     "partial": (lambda v: functools.partial(_times, scale=v), lambda a, z: a(z)),
     "deque": (lambda v: collections.deque([v]), lambda a, z: z * a[0]),
     "mappingproxy": (lambda v: types.MappingProxyType({"s": v}), lambda a, z: z * a["s"]),
+    "set": (lambda v: {v}, lambda a, z: z * _first(a)),
+    "named tuple": (lambda v: Pair(v, ""), lambda a, z: z * a.scale),
     "namespace": (lambda v: types.SimpleNamespace(scale=v), lambda a, z: z * a.scale),
     "object": (Held, lambda a, z: z * a.scale),
     "slots": (Slots, lambda a, z: z * a.scale),
+    "dataclass": (Data, lambda a, z: z * a.scale),
     "nested": (lambda v: {"a": [Held(v)]}, lambda a, z: z * a["a"][0].scale),
     "enum": (Choice, lambda a, z: z * a.value),
     "closure": (_closure, lambda a, z: a(z)),
+    "function": (_function, lambda a, z: a(z)),
     "decorated function": (_decorated, lambda a, z: a.__wrapped__(z)),
     "partial with an attribute": (_partial, lambda a, z: a(z, a.scale)),
     "parameter with an attribute": (_parameter, lambda a, z: z * a.scale),
@@ -105,18 +123,21 @@ KINDS: dict[str, tuple[Callable[[float], Any], Use]] = {
     "module in a list": (lambda v: [nn.LeakyReLU(v)], lambda a, z: a[0](z)),
     "tensor": (torch.tensor, lambda a, z: z * a),
 }
-BREAKS = {"numpy.float64", "object with numpy", "partial with an attribute"}
+BREAKS = {"numpy.float64", "array", "object with numpy", "partial with an attribute"}
 BREAKS |= {"parameter with an attribute"}
 
 # Changes of what the attribute is, in place.
 INSIDE: dict[str, Callable[[Any, float], Any]] = {
+    "array": lambda a, v: a.fill(v),
     "deque": lambda a, v: a.__setitem__(0, v),
     "namespace": lambda a, v: setattr(a, "scale", v),
     "object": lambda a, v: setattr(a, "scale", v),
     "object with numpy": lambda a, v: setattr(a, "scale", np.float64(v)),
     "slots": lambda a, v: setattr(a, "scale", v),
+    "dataclass": lambda a, v: setattr(a, "scale", v),
     "nested": lambda a, v: setattr(a["a"][0], "scale", v),
     "closure": lambda a, v: setattr(a.__closure__[0], "cell_contents", v),
+    "function": lambda a, v: setattr(a, "scale", v),
     "decorated function": lambda a, v: setattr(a.__wrapped__, "scale", v),
     "partial with an attribute": lambda a, v: setattr(a, "scale", v),
     "parameter with an attribute": lambda a, v: setattr(a, "scale", v),
@@ -140,7 +161,7 @@ def _jvp(module: nn.Module, x: Tensor) -> Tensor:
 
 
 EVERY_TIME = ("numpy.float64", "Fraction", "dtype")
-IN_PLACE_EVERY_TIME = ("nested", "closure", "partial with an attribute")
+IN_PLACE_EVERY_TIME = ("deque", "nested", "closure", "partial with an attribute")
 
 
 def _case(name: str, inside: Any) -> Any:
@@ -154,7 +175,6 @@ CASES = [_case(name, None) for name in KINDS] + [_case(*case) for case in INSIDE
 
 @pytest.mark.parametrize("name, inside", CASES)
 def test_a_change_is_seen(name: str, inside: Any) -> None:
-    """The backend "eager" would run the region anew, and see a change without a guard."""
     make, use = KINDS[name]
     module = Module(make(2.0), use)
     x = torch.randn(2, 3, dtype=torch.float64)
@@ -180,13 +200,20 @@ def test_a_change_is_seen(name: str, inside: Any) -> None:
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(3, 3).double()
+        self.linear, self.count = nn.Linear(3, 3).double(), 0
         self.log: list[int] = []
         self.previous: Tensor | None = None
 
-    def forward(self, z: Tensor) -> Tensor:
+    def number(self) -> int:
+        self.count = self.count + 1
+        return self.count
+
+    def list_(self) -> int:
         self.log.append(1)
-        return self.linear(z).sin() * len(self.log)
+        return len(self.log)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.linear(z).sin() * getattr(self, self.way)()
 
 
 class Recurrent(Counting):
@@ -198,12 +225,13 @@ class Recurrent(Counting):
         return y
 
 
-@pytest.mark.parametrize("kind", [Counting, Recurrent])
-def test_what_forward_writes_is_as_without_a_graph(kind: type[nn.Module]) -> None:
+@pytest.mark.parametrize("way", ["number", "list_", "tensor"])
+def test_what_forward_writes_is_as_without_a_graph(way: str) -> None:
     modules = []
     for _ in range(2):
         torch.manual_seed(0)
-        modules.append(kind())
+        modules.append(Recurrent() if way == "tensor" else Counting())
+        modules[-1].way = way
     x = torch.randn(2, 3, dtype=torch.float64)
     compiled = torch.compile(lambda x: _jvp(modules[0], x), backend="eager")
     for _ in range(3):
@@ -234,14 +262,10 @@ class Activated(nn.Module):
         return self.activation(x) * x
 
 
-@pytest.mark.parametrize("held", ["function", "checkpoint"])
-def test_functions_of_torch_are_held_as_they_are(held: str) -> None:
-    """Dynamo cannot read the defaults of those it knows, and knows no id of torch's checkpoint,
-    which diffusers' models hold in a function."""
-    module, x = Activated(nn.functional.relu), torch.tensor([-1.0, 2.0])
-    checkpoint = torch.utils.checkpoint.checkpoint
-    if held == "checkpoint":
-        module.checkpoint = lambda *args: checkpoint(*args, use_reentrant=False)  # type: ignore[assignment]
+def test_functions_of_torch_are_held_as_they_are() -> None:
+    """Dynamo cannot read the defaults of those it knows."""
+    module = Activated(nn.functional.relu)
+    x = torch.tensor([-1.0, 2.0])
 
     @functools.partial(torch.compile, fullgraph=True, backend="eager")
     def slope(x: Tensor) -> Tensor:
@@ -249,4 +273,17 @@ def test_functions_of_torch_are_held_as_they_are(held: str) -> None:
 
     assert torch.equal(slope(x), torch.tensor([0.0, 4.0]))
     module.activation = torch.square
+    torch.testing.assert_close(slope(x), 3 * x**2)
+
+
+def test_a_checkpoint_that_a_module_holds_stays_in_the_graph() -> None:
+    """Diffusers' models hold torch's in a function, of which dynamo knows no id."""
+    checkpoint = torch.utils.checkpoint.checkpoint
+    module, x = Activated(torch.square), torch.tensor([-1.0, 2.0])
+    module.checkpoint = lambda *args: checkpoint(*args, use_reentrant=False)  # type: ignore[assignment]
+
+    @functools.partial(torch.compile, fullgraph=True, backend="eager")
+    def slope(x: Tensor) -> Tensor:
+        return jx.jvp(module, (x,), (torch.ones_like(x),))[1]
+
     torch.testing.assert_close(slope(x), 3 * x**2)

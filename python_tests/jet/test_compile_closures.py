@@ -19,6 +19,7 @@ from python_tests.jet.compiling import NEEDS_MODULES_IN_GRAPHS
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), NEEDS_MODULES_IN_GRAPHS]
 SCALE = 1.5
 SIZES = [2.0, 3.0]
+SHIFT = torch.tensor(0.5, dtype=torch.float64)
 COUNT = 0
 
 
@@ -36,6 +37,12 @@ class Net(nn.Module):
 
     def velocity(self, z: Tensor, t: Tensor) -> Tensor:
         return self(z, t) + z.square()
+
+    def local(self, c: Tensor) -> Any:
+        def u(z: Tensor, t: Tensor) -> Tensor:
+            return self(z, t, c) * self.gain
+
+        return u
 
 
 class Trainer:
@@ -137,9 +144,17 @@ def method(w: World) -> Any:
     return w.net.velocity
 
 
+def closure_of_a_method(w: World) -> Any:
+    return w.net.local(w.c)
+
+
 def of_an_object(w: World) -> Any:
     trainer, c = w.trainer, w.c
     return lambda z, t: trainer.velocity(z, t) * c
+
+
+def partial_of_a_module(w: World) -> Any:
+    return functools.partial(w.net, c=w.c)
 
 
 def partial_of_a_closure(w: World) -> Any:
@@ -184,6 +199,17 @@ def without_a_file(w: World) -> Any:
     return SCOPE["make"](w.net, w.c)
 
 
+def without_gradient(w: World) -> Any:
+    net, c = w.net, w.c
+
+    def u(z: Tensor, t: Tensor) -> Tensor:
+        with torch.no_grad():
+            gate = net(z, t).sigmoid()
+        return net(z, t, c) * gate.detach()
+
+    return u
+
+
 def inner_functions(w: World) -> Any:
     net, c = w.net, w.c
 
@@ -200,6 +226,11 @@ def inner_functions(w: World) -> Any:
         return total
 
     return u
+
+
+def a_parameter(w: World) -> Any:
+    weight, net = w.net.leave.weight, w.net
+    return lambda z, t: net(z, t) @ (weight @ weight.mT)[:3, :3]
 
 
 Kind = Callable[[World], Any]
@@ -230,12 +261,14 @@ KINDS: dict[Kind, list[Change]] = {
     defaults: [_new_c, _number],
     intermediate: [_new_c],
     method: [lambda w: setattr(w.net, "gain", w.net.gain + 1)],
+    closure_of_a_method: [_new_c, lambda w: setattr(w.net, "gain", w.net.gain + 1)],
     of_an_object: [
         lambda w: w.trainer.settings.update(scale=4.0),
         *[lambda w: setattr(w.trainer, "power", w.trainer.power + 1)] * 2,
         lambda w: setattr(w.trainer, "net", Net().double()),
         lambda w: setattr(w, "trainer", Trainer(w.net)),
     ],
+    partial_of_a_module: [_new_c],
     partial_of_a_closure: [_new_c, _number],
     holds_functions_of_torch: [
         lambda w: setattr(w, "act", torch.cos),
@@ -249,7 +282,9 @@ KINDS: dict[Kind, list[Change]] = {
     global_recursion: [lambda w: _set_global("SCALE", SCALE + 1)],
     decorated: [_new_c],
     without_a_file: [_new_c],
+    without_gradient: [_new_c],
     inner_functions: [_new_c, lambda w: _set_global("SCALE", SCALE + 1)],
+    a_parameter: [lambda w: w.net.leave.weight.data.mul_(2)],
 }
 
 
@@ -378,6 +413,16 @@ def writes_a_cell(w: World) -> Any:
     return u
 
 
+def writes_an_object(w: World) -> Any:
+    trainer = w.trainer
+
+    def u(z: Tensor, t: Tensor) -> Tensor:
+        trainer.power += 1
+        return trainer.velocity(z, t)
+
+    return u
+
+
 def writes_a_global_variable(w: World) -> Any:
     net = w.net
 
@@ -403,8 +448,23 @@ def numpy_number(w: World) -> Any:
     return lambda z, t: net(z, t) * float(number)
 
 
+def global_tensor(w: World) -> Any:
+    net = w.net
+    return lambda z, t: net(z, t) * SHIFT
+
+
 def tensor_of_an_object(w: World) -> Any:
     return lambda z, t: w.net(z, t) * w.c
+
+
+def with_an_attribute(w: World) -> Any:
+    net = w.net
+
+    def u(z: Tensor, t: Tensor) -> Tensor:
+        return net(z, t)
+
+    u.name = "u"  # type: ignore[attr-defined]
+    return u
 
 
 def changed_before(w: World) -> Any:
@@ -420,7 +480,8 @@ def changed_global(w: World) -> Any:
 
 
 REFUSED = [
-    *(writes_a_cell, writes_a_global_variable, is_recursive, numpy_number, tensor_of_an_object),
+    *(writes_a_cell, writes_an_object, writes_a_global_variable, is_recursive),
+    *(numpy_number, global_tensor, tensor_of_an_object, with_an_attribute),
     *(changed_before, changed_global),
 ]
 
@@ -498,3 +559,5 @@ def test_a_compiled_training_step_of_meanflow() -> None:
             slopes.append([parameter.grad.clone() for parameter in model.parameters()])  # type: ignore[union-attr]
         torch.testing.assert_close(losses[0], losses[1])
         torch.testing.assert_close(slopes[0], slopes[1])
+    whole = torch.compile(model.forward_with_loss, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(whole(x, c), losses[1])

@@ -54,6 +54,28 @@ def forces() -> Case:
     return Case(model, x, loss, list(model.parameters()))
 
 
+def gradient_penalty() -> Case:
+    """WGAN-GP: of points between data and samples; the critic's own loss is apart."""
+    model = Energy().double()
+    x = torch.lerp(draw(3, 5, 12), draw(3, 5, 12), torch.rand(3, 1, 1, dtype=torch.float64))
+
+    def loss(value: Tensor, gradient: Tensor) -> Tensor:
+        return (gradient.flatten(1).norm(dim=1) - 1).square().mean()
+
+    return Case(model, x, loss, list(model.parameters()))
+
+
+def score_of_an_energy() -> Case:
+    """Denoising score matching; the scale of the noise is learned too, outside of the energy."""
+    model, x, noise = Energy().double(), draw(3, 5, 12), draw(3, 5, 12)
+    scale = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+
+    def loss(value: Tensor, gradient: Tensor) -> Tensor:
+        return (scale * gradient - noise).square().sum((1, 2)).mean()
+
+    return Case(model, x + 0.3 * noise, loss, [*model.parameters(), scale])
+
+
 def input_gradient_regularisation() -> Case:
     """A classifier's own loss, and the norm of its gradient at the embeddings, which learn."""
     model = nn.Sequential(nn.Linear(12, 20), nn.GELU(), nn.Linear(20, 4)).double()
@@ -87,7 +109,13 @@ def one_step_of_sgd() -> Case:
     return Case(fn, weights, loss, [*weights.values(), rate, data])
 
 
-CASES = [forces, input_gradient_regularisation, one_step_of_sgd]
+CASES = [
+    forces,
+    gradient_penalty,
+    score_of_an_energy,
+    input_gradient_regularisation,
+    one_step_of_sgd,
+]
 
 
 def by_double_backward(case: Case) -> tuple[Tensor, list[Tensor | None]]:
@@ -118,12 +146,18 @@ def eager(case: Case) -> Tensor:
 
 
 @pytest.mark.parametrize("make", CASES)
-def test_losses(make: Callable[[], Case]) -> None:
+def test_five_losses(make: Callable[[], Case]) -> None:
     torch.manual_seed(0)
     check(make(), eager)
 
 
-@pytest.mark.parametrize("make", [forces, one_step_of_sgd])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, marks=() if make in (forces, one_step_of_sgd) else pytest.mark.slow)
+        for make in CASES
+    ],
+)
 def test_one_graph(make: Callable[[], Case], fresh_dynamo: None) -> None:
     case = make()
 

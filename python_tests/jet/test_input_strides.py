@@ -23,6 +23,7 @@ INPUTS: dict[str, Callable[[], Tensor]] = {
     "transposed": lambda: _drawn(6, 4).t(),
     "columns": lambda: _drawn(4, 12)[:, 1:7],
     "every other row": lambda: _drawn(8, 6)[::2],
+    "columns of transposed": lambda: _drawn(12, 4)[1:7].t(),
 }
 EXPANDED: dict[str, Callable[[], Tensor]] = {
     "rows": lambda: _drawn(1, 6).expand(4, 6),
@@ -33,6 +34,12 @@ U = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(2), dtype=torch
 
 def flat(x: Any) -> Any:
     y = x.flatten()
+    y.mul_(2)
+    return torch.cat([x.flatten(), y])
+
+
+def flat_transposed(x: Any) -> Any:
+    y = x.t().flatten()
     y.mul_(2)
     return torch.cat([x.flatten(), y])
 
@@ -49,12 +56,17 @@ def a_row(x: Any) -> Any:
     return x * 1
 
 
+def an_entry(x: Any) -> Any:
+    x[0, 1] = 5.0
+    return x * 1
+
+
 def activated(x: Any) -> Any:
     torch.nn.functional.relu(x, inplace=True)
     return x * 1
 
 
-PROGRAMS = [flat, flat_of_a_product, a_row, activated]
+PROGRAMS = [flat, flat_transposed, flat_of_a_product, a_row, an_entry, activated]
 MODES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "jet": lambda f, x: jx.jet(f, x, U).primal,
     "jvp": lambda f, x: jx.jvp(f, (x,), (U[0],))[0],
@@ -96,7 +108,7 @@ def test_strides_of_an_input(name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("program", [flat, a_row, activated])
+@pytest.mark.parametrize("program", [flat, a_row, an_entry, activated])
 @pytest.mark.parametrize("name", EXPANDED)
 def test_writes_into_an_expanded_input_are_refused(name: str, program: Any, mode: str) -> None:
     with pytest.raises(jx.MissingJetRule, match="expanded"):

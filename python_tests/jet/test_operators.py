@@ -145,6 +145,19 @@ def test_variants_without_a_forward_mode() -> None:
 # ---- the general rule --------------------------------------------------------------------------
 
 
+def test_a_layer_norm_by_torch_s_forward_mode_is_noticed() -> None:
+    """torch's own error: were the general rule to serve it, the samples would show it."""
+    (op,) = [op for op in _operators() if op.name == "nn.functional.layer_norm"]
+    function = torch.nn.functional.layer_norm
+    before = registry.RULES[function]
+    registry.RULES[function] = forward_mode_rule(function, has_gradients=True)
+    try:
+        kinds = {judge(call, independent=False).kind for call in calls(op, 2)}
+    finally:
+        registry.RULES[function] = before
+    assert "wrong" in kinds
+
+
 def _jet(function: Any, *, gradients: bool) -> Any:
     x = torch.rand(3, dtype=torch.float64).requires_grad_(gradients)
     return jx.jet(function, x, torch.ones(2, 3, dtype=torch.float64))

@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import jachess_ext as jx
 from jachess_ext.jet.engine import strides
-from python_tests.jet.drawn import Packed
 from python_tests.jet.test_checkpointing import SHAPES, _kept, _streams_and_gradients
 
 WIDTH = 4
@@ -37,6 +36,15 @@ class Function(nn.Module):
         return self.function(x, self.weight)
 
 
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind: Callable[..., nn.Module]) -> None:
         super().__init__()
@@ -46,10 +54,50 @@ class Recurrent(nn.Module):
         return self.cell(x)[0]
 
 
+class Bilinear(nn.Bilinear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x, x.cos())
+
+
+class Positions(nn.Embedding):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * super().forward(torch.arange(x.shape[-2]) % self.num_embeddings)
+
+
+class Adapter(nn.Linear):
+    """LoRA, as peft computes it."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.up(self.down(x)) * 0.5
+
+
+class Dequantised(Tensor):
+    """A weight that is dequantised for each product, as torchao's."""
+
+    @staticmethod
+    def __new__(cls, plain: Tensor) -> Dequantised:
+        made = torch.Tensor._make_wrapper_subclass(cls, plain.shape, dtype=plain.dtype)
+        made.plain = plain
+        return made
+
+    def dequantize(self) -> Tensor:
+        return self.plain.sin()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(func)
+
+
 class Quantised(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.matrix = torch.randn(WIDTH, WIDTH).as_subclass(Packed)
+        self.matrix = Dequantised(torch.randn(WIDTH, WIDTH))
         self.bias = nn.Parameter(torch.empty(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,6 +113,12 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def _channels_last(x: Tensor, weight: Tensor) -> Tensor:
     image = x.reshape(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
     return F.conv2d(image, weight[:3, :3, None, None], weight[0, :3]).flatten(1)
+
+
+def _written(x: Tensor, weight: Tensor) -> Tensor:
+    y = x @ weight
+    y[..., 0] = x[..., 1]
+    return y
 
 
 def _bias_in_place(x: Tensor, weight: Tensor) -> Tensor:
@@ -89,32 +143,47 @@ def _written_into_what_was_detached(x: Tensor, weight: Tensor) -> Tensor:
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(WIDTH, 3),
+    "adapter": Adapter,
     "quantised": Quantised,
+    "bilinear": lambda: Bilinear(WIDTH, WIDTH, 3),
     "conv2d": lambda: nn.Sequential(nn.Unflatten(-1, (2, 2)), nn.Conv2d(3, 5, 2)),
+    "attention": Attention,
     "encoder": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 5, 0.0, batch_first=True),
+    "layer norm": lambda: nn.LayerNorm(WIDTH),
     "batch norm": lambda: nn.BatchNorm1d(3).eval(),
+    "gelu": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()),
+    "positions": lambda: Positions(3, WIDTH),
     "gru": lambda: Recurrent(nn.GRU),
+    "addmm": lambda: Function(lambda x, w: torch.addmm(w[0], x[0], w)),
     "baddbmm": lambda: Function(lambda x, w: torch.baddbmm(w[0], x, x.mT @ x, alpha=0.5)),
     "product of two": lambda: Function(lambda x, w: (x @ w) @ (x * w[0]).mT),
+    "einsum": lambda: Function(lambda x, w: torch.einsum("bij,jk->bki", x, w)),
     "strided": lambda: Function(lambda x, w: (x.mT.reshape(3, -1) @ w[:2].reshape(-1, 1)).sin()),
+    "softmax": lambda: Function(lambda x, w: (x @ w).softmax(-1)),
     "gate": lambda: Function(lambda x, w: (F.silu(x @ w) * (x @ w.mT)) @ w),
     "masked": lambda: Function(lambda x, w: _attend(x @ w, x, x + w[0])),
     "max pool": lambda: nn.Sequential(nn.Conv1d(3, 5, 1), nn.MaxPool1d(2)),
     "channels last": lambda: Function(_channels_last),
+    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 3)),
     "two inputs": lambda: Function(lambda x, w: F.linear(x, w + x[0, :1].mT @ x[0, :1])),
+    "conv with a bias of the input": lambda: Function(
+        lambda x, w: F.conv1d(x, w[:2, :3].unsqueeze(-1), x[0, 0, :2])
+    ),
+    "written": lambda: Function(_written),
     "bias in place": lambda: Function(_bias_in_place),
     "written into a view": lambda: Function(_written_into_a_view),
     "written into what was detached": lambda: Function(_written_into_what_was_detached),
     "activation in place": lambda: Function(lambda x, w: F.elu(x @ w, inplace=True) + w[0]),
+    "masked in place": lambda: Function(lambda x, w: (x @ w).masked_fill_(x > 0, 0.5)),
     "added at indices": lambda: Function(
         lambda x, w: (x @ w).index_add_(1, torch.tensor([0, 0, 2]), x)
     ),
 }
-WRITES = list(LAYERS)[list(LAYERS).index("bias in place") :]
+WRITES = list(LAYERS)[list(LAYERS).index("written") :]
 # Operators whose results are written into, by torch's own forward mode or by the model, which torch
 # refuses to keep.
 FILLED = ("aten.copy_", "aten._new_zeros_with_same_feature_meta")
-WRITTEN = {"max pool": FILLED}
+WRITTEN = dict.fromkeys(("bilinear", "max pool"), FILLED)
 WRITTEN |= dict.fromkeys(WRITES, ("aten.clone",))
 
 
@@ -169,7 +238,7 @@ def _gradients(call: Any, layer: Callable, parameters: list[Tensor], x: Tensor) 
 
 EVERY_CALL = ("linear", "quantised", "strided", "bias in place")
 BY_JETS = (
-    *("conv2d", "encoder", "batch norm", "gru", "baddbmm", "product of two", "gate"),
+    *("conv2d", "encoder", "batch norm", "gru", "baddbmm", "product of two", "einsum", "gate"),
     *("masked", "max pool", "channels last", "two inputs", "written into a view"),
     *("written into what was detached", "activation in place", "added at indices"),
 )

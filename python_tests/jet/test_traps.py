@@ -73,7 +73,34 @@ def test_a_single_visible_key_has_no_derivative_in_its_weight() -> None:
     assert not jet.first.any() and not jet.second.any()
 
 
+def test_scores_of_a_thousand_stay_finite() -> None:
+    x, u = _point(4, 8)
+    jet = jx.jet(lambda x: F.scaled_dot_product_attention(100 * x, 100 * x, x), x, u)
+    assert torch.isfinite(jet.streams).all()
+
+
 # ---- formulas at their edges -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["gelu", "gelu tanh", "silu", "mish", "softplus", "sigmoid", "tanh", "logsigmoid"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_saturated_activations(name: str, dtype: torch.dtype) -> None:
+    """Far out every activation is a line: finite, no curvature, and its gradient finite."""
+    function = {
+        "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "sigmoid": torch.sigmoid,
+        "tanh": torch.tanh,
+    }.get(name) or getattr(F, name)
+    x = torch.tensor([0.0, 40.0, -40.0, 1e4, -1e4], dtype=dtype, requires_grad=True)
+    jet = jx.jet(function, x, torch.ones(2, 5, dtype=dtype))
+    assert torch.isfinite(jet.streams).all()
+    assert jet.second[:, 1:].abs().max() < 1e-6
+    slopes = jet.first[0, 1:]
+    torch.testing.assert_close(slopes, slopes.round(), rtol=0, atol=1e-6)
+    (gradient,) = torch.autograd.grad(jet.streams.sum(), x)
+    assert torch.isfinite(gradient).all()
 
 
 def test_powers_of_zero() -> None:
@@ -120,10 +147,53 @@ def test_constant_rows_through_layer_norm() -> None:
 AT_ZERO: dict[str, Any] = {
     "normalize": lambda x: F.normalize(x, dim=-1, eps=0.5),
     "norm": lambda x: x.norm(dim=-1),
+    "norm of all": lambda x: x.norm(),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, dim=-1, keepdim=True),
     "linalg.norm": lambda x: torch.linalg.norm(x, dim=-1),
     "std": lambda x: x.std(-1),
     "std_mean": lambda x: torch.std_mean(x, -1, correction=0)[0],
 }
+
+
+def _second_by_reverse_mode(function: Any, x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """D²f[u_0, u_1] of every entry of f; NaN where a double backward gives NaN."""
+    flat = function(x).flatten()
+    found = [
+        u[0].flatten()
+        @ torch.autograd.functional.hessian(
+            lambda x, entry=entry: function(x).flatten()[entry], x
+        ).reshape(x.numel(), -1)
+        @ u[1].flatten()
+        for entry in range(len(flat))
+    ]
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("level", [0.0, 2.0])
+@pytest.mark.parametrize("name", AT_ZERO)
+def test_norms_of_a_row_of_equal_entries(name: str, level: float) -> None:
+    """Of zeros a norm has no derivative, of equal entries a standard deviation has none: torch's
+    autograd takes 0 for the first one, and the second is NaN, since that of a smooth function of
+    either would be wrong with any number.
+    """
+    function = AT_ZERO[name]
+    x, u = _point(1, 4)
+    x = torch.full_like(x, level, requires_grad=True)
+    jet = jx.jet(function, x, u)
+    assert torch.equal(jet.primal, function(x))
+    jacobian = torch.autograd.functional.jacobian(function, x).reshape(-1, x.numel())
+    first = (u.reshape(2, -1) @ jacobian.T).reshape(jet.first.shape)
+    torch.testing.assert_close(jet.first, first, rtol=1e-13, atol=1e-14)
+    if name == "normalize":  # by a constant at 0
+        expected = _second_by_reverse_mode(function, x, u).nan_to_num().reshape(jet.second.shape)
+        torch.testing.assert_close(jet.second, expected, rtol=1e-12, atol=1e-13)
+        (gradient,) = torch.autograd.grad(jet.streams.square().sum(), x)
+        assert torch.isfinite(gradient).all()
+    else:
+        differs = level == 0.0 or name.startswith("std")
+        expected = _second_by_reverse_mode(function, x, u).reshape(jet.second.shape)
+        expected = torch.full_like(expected, torch.nan) if differs else expected
+        torch.testing.assert_close(jet.second, expected, rtol=1e-12, atol=1e-13, equal_nan=True)
 
 
 @pytest.mark.parametrize("size", [1e-13, 1e-18, 1e-30])
@@ -138,22 +208,42 @@ def test_normalising_a_tiny_row_divides_it_by_a_constant(size: float) -> None:
     torch.testing.assert_close(gradient, torch.full_like(x, 1e12))
 
 
-@pytest.mark.parametrize("level", [0.0, 2.0])
-@pytest.mark.parametrize("name", AT_ZERO)
-def test_rows_beside_a_row_of_equal_entries_are_unharmed(name: str, level: float) -> None:
-    """Of zeros a norm has no second derivative, of equal entries a standard deviation has none."""
+@pytest.mark.parametrize("name", [name for name in AT_ZERO if name != "norm of all"])
+def test_rows_beside_a_row_of_zeros_are_unharmed(name: str) -> None:
     function = AT_ZERO[name]
     x, u = _point(3, 4)
-    x[1] = level
+    x[1] = 0
     x.requires_grad_()
     streams = jx.jet(function, x, u).streams
     alone = jx.jet(function, x[::2], u[:, ::2]).streams
-    has_second = name == "normalize" or (level != 0 and not name.startswith("std"))
-    assert bool(streams[-1, 1].isfinite().all()) == has_second
     torch.testing.assert_close(streams[:, ::2], alone, rtol=1e-13, atol=1e-13)
     (gradient,) = torch.autograd.grad(streams.square().sum(), x)
     (expected,) = torch.autograd.grad(alone.square().sum(), x)
     torch.testing.assert_close(gradient[::2], expected[::2], rtol=1e-12, atol=1e-12)
+
+
+def test_an_unused_direction_costs_no_accuracy() -> None:
+    x, u = _point(3)
+    u[1] = 0
+    jet = jx.jet(lambda x: torch.exp(x).sum() * x, x, u)
+    assert jet.first[0].any()
+    assert not jet.first[1].any() and not jet.second.any()
+
+
+def test_a_jet_and_itself() -> None:
+    """x · x: the same tensor on both sides, and as its own condition."""
+    x, u = _point(3)
+    jet = jx.jet(lambda x: torch.where(x > 0, x * x, -(x * x)), x, u)
+    torch.testing.assert_close(jet.first, 2 * x.abs() * u)
+    torch.testing.assert_close(jet.second, 2 * x.sign() * u[:1] * u[1:])
+
+
+def test_a_value_made_constant_half_way() -> None:
+    """detach is a stop-gradient: d(x · stop(x)) = stop(x) dx, as under autograd."""
+    x, u = _point(3)
+    jet = jx.jet(lambda x: x * x.detach(), x, u)
+    assert torch.equal(jet.first, x * u)
+    assert not jet.second.any()
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -237,20 +327,23 @@ def _score_of(detached: Callable[[Any], Any]) -> Callable[[Any], Any]:
 INSIDE: dict[str, Callable[[Any], Any]] = {
     **{
         name: lambda x, name=name: getattr(torch.autograd.functional, name)(
-            _energy if name == "hvp" else _cube, x, *_vectors(name, x)
+            _cube if name in ("jacobian", "vjp", "jvp") else _energy, x, *_vectors(name, x)
         )
-        for name in ("jacobian", "hvp", "jvp")
+        for name in ("jacobian", "hessian", "hvp", "vhp", "vjp", "jvp")
     },
     "detach": _score_of(lambda x: x.detach().requires_grad_()),
+    "detach, clone": _score_of(lambda x: x.detach().clone().requires_grad_(True)),
     "data": _score_of(lambda x: x.data.requires_grad_()),
     "numpy": _score_of(lambda x: torch.from_numpy(x.detach().numpy().copy()).requires_grad_()),
+    "after a function": _score_of(lambda x: x.sin().detach().requires_grad_()),
     "of x itself": lambda x: torch.autograd.grad(_energy(x), x)[0],
+    "of a clone": _score_of(lambda x: x.clone().requires_grad_()),
     "backward": lambda x: _energy(x.detach().requires_grad_()).backward(),
 }
 
 
 def _vectors(name: str, x: Any) -> list[Tensor]:
-    return [] if name == "jacobian" else [torch.ones(3, dtype=torch.float64)]
+    return [] if name in ("jacobian", "hessian") else [torch.ones(3, dtype=torch.float64)]
 
 
 @pytest.mark.parametrize("differentiable", [True, False])
@@ -284,15 +377,15 @@ def test_a_constant_may_require_a_gradient_before_anything_is_detached() -> None
 SPARSE: dict[str, Callable[[Tensor], Tensor]] = {
     "coo": Tensor.to_sparse,
     "csr": Tensor.to_sparse_csr,
-    "bsr": lambda matrix: matrix.to_sparse_bsr((2, 2)),
     "csc": Tensor.to_sparse_csc,
+    "bsr": lambda matrix: matrix.to_sparse_bsr((2, 2)),
 }
 PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
     "@ vector": lambda m, x: m @ x[:, 0],
-    "@ matrix": lambda m, x: m @ x,
-    "linear": lambda m, x: F.linear(x.mT, m),
     "mv": lambda m, x: torch.mv(m, x[:, 0]),
+    "@ matrix": lambda m, x: m @ x,
     "mm": lambda m, x: torch.mm(m, x.sin()),
+    "linear": lambda m, x: F.linear(x.mT, m),
 }
 
 

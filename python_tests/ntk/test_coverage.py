@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -24,11 +25,13 @@ LENGTHS = [7, 4, 5]
 # ---- which parameters ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5"])
 def test_lora(name: str) -> None:
     """Adapters alone; the base model is frozen by peft."""
-    targets = {"gpt2": ["c_attn"], "t5": ["q", "wi"]}[name]
-    config = LoraConfig(r=2, lora_alpha=4, target_modules=targets, fan_in_fan_out=False)
+    targets = {"bert": ["query", "dense"], "gpt2": ["c_attn"], "llama": ["q_proj", "v_proj"]}
+    config = LoraConfig(
+        r=2, lora_alpha=4, target_modules=targets.get(name, ["q", "wi"]), fan_in_fan_out=False
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # peft's remark on Conv1D
         model = get_peft_model(classifier(name), config).double().eval()
@@ -56,6 +59,13 @@ def test_chosen_parameters(form: str) -> None:
     chosen: Any = list(named) if form == "names" else lambda name, p: name in named
     expected = kernel(model, samples, parameters=list(named.values()))
     assert error(jx.ntk(model, samples, parameters=chosen), expected) < 1e-10
+
+
+def test_kernels_of_parts_add_up() -> None:
+    model, samples = classifier("opt"), batch(LENGTHS)
+    names = [name for name, _ in model.named_parameters()]
+    parts = sum(jx.ntk(model, samples, parameters=[name]) for name in names)
+    assert error(parts, jx.ntk(model, samples)) < 1e-12
 
 
 # ---- how they are used -----------------------------------------------------------------------
@@ -262,6 +272,25 @@ def test_a_use_that_no_call_shows_is_found_by_the_check() -> None:
     assert error(found.theta, kernel(model, IDS, f=_plain(model))) < 1e-10
 
 
+def test_mixed_convolution_and_linear_use_of_one_weight() -> None:
+    """A weight used by two covered calls of different shapes of use: Conv1D's and a linear's."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 6))
+            self.bias = nn.Parameter(torch.randn(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.addmm(self.bias, x.reshape(-1, 6), self.weight).view_as(x)
+            return F.linear(torch.tanh(y), self.weight, self.bias) * self.bias
+
+    model = _toy(Both)
+    found = measure_ntk(model, IDS)
+    assert not found.report.fallback
+    assert error(found.theta, kernel(model, IDS, f=_plain(model))) < 1e-10
+
+
 def test_embedding_padding_index_gets_no_gradient() -> None:
     model = _toy("shared over time")
     model.embed = nn.Embedding(20, 6, padding_idx=int(IDS["input_ids"][0, 0])).double()
@@ -283,8 +312,9 @@ def test_dropout_is_off_and_modes_come_back() -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_gradient_checkpointing_of_a_model() -> None:
-    model, samples = classifier("llama"), batch(LENGTHS)
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_gradient_checkpointing_models(name: str) -> None:
+    model, samples = classifier(name), batch(LENGTHS)
     expected = kernel(model, samples)
     model.gradient_checkpointing_enable()
     model.train()

@@ -1,4 +1,4 @@
-"""F(Θ, t) against scipy's matrix exponential and finite differences."""
+"""F(Θ, t) against scipy's matrix exponential, finite differences and real training."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import jachess_ext as jx
 from jachess_ext.ntk import Spectrum, measure_ntk
+
+from .models import batch, classifier
+from .oracles import gradients, logits
 
 
 def _random_kernel(size: int, rank: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -92,6 +95,34 @@ def test_round_off_is_clipped_and_reported() -> None:
     assert late <= residual.square().sum()
 
 
+def test_follows_gradient_descent_of_the_linearised_model() -> None:
+    """f0 + J Δ, trained in Δ by small steps on ½‖f − y‖², follows F(t) within 1 %."""
+    model, samples = classifier("bert"), batch([5, 4, 6])
+    target = nn.functional.one_hot(samples["labels"], 3).double()
+    with torch.no_grad():
+        start = logits(model)(samples)
+    spectrum = Spectrum.of(jx.ntk(model, samples))
+    lr = 0.02 / spectrum.eigenvalues[-1].item()
+
+    tangent = gradients(logits(model), samples, list(model.parameters()))
+    change = torch.zeros(tangent.shape[-1], dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([change], lr=lr)
+    seen = {}
+    for step in range(2001):
+        loss = (start + tangent @ change - target).square().sum() / 2
+        if step % 400 == 0:
+            seen[step] = 2 * loss.item()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    times = torch.tensor(list(seen), dtype=torch.float64)
+    predicted = jx.ntk_loss(spectrum, start - target, times, lr)
+    assert predicted[-1] < 0.5 * predicted[0]  # the loss moves, so that agreement says something
+    for value, loss_seen in zip(predicted.tolist(), seen.values(), strict=True):
+        assert value == pytest.approx(loss_seen, rel=0.01)
+
+
 BAD_KERNELS = [
     (torch.zeros(2, 3), ValueError, r"theta has shape \[2, 3\]; expected"),
     (torch.zeros(2, 3, 3, 2), ValueError, r"theta has shape \[2, 3, 3, 2\]; expected"),
@@ -147,3 +178,7 @@ def test_the_plot_of_a_spectrum() -> None:
     assert line.get_xydata().tolist() == [[1, 4], [2, 2], [3, 1]]
     assert axes.get_yscale() == "log" and spectrum.plot(axes) is axes
     assert not Spectrum.of(torch.zeros(2, 2)).plot().get_lines()[0].get_xydata().size
+
+
+def test_public_names() -> None:
+    assert jx.Spectrum is Spectrum and jx.measure_ntk is measure_ntk

@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from jachess_ext.ops.attention_reference import Settings, dropout_mask
-
 # (q, number of streams): first order and all pairs; for q = 1 both are two streams
 STREAMS = [(1, 2), (2, 3), (2, 4), (3, 4), (3, 7), (4, 5), (4, 11)]
 # One body runs on every device; `-m cuda` picks the runs on a GPU.
@@ -116,47 +114,6 @@ def jet_by_differences(
         )
         streams.append(sum(terms) / step**2)
     return torch.stack(streams)
-
-
-def settings_of(*, window: tuple[int, int] = (-1, -1), **named: Any) -> Settings:
-    """The settings of attention from the wrapper's arguments."""
-    plain = {"q": 2, "scale": 1.0, "causal": False, "softcap": 0.0, "dropout_p": 0.0, "summed": 0}
-    return Settings(**{**plain, "left": window[0], "right": window[1], **named})
-
-
-def plain_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    seed: Tensor | int,
-    settings: Settings,
-) -> tuple[Tensor, Tensor]:
-    """Attention in torch's own words, and log Σ exp(s); 0 and −inf where a query sees nothing."""
-    group = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
-    s = settings.scale * query @ key.mT
-    if settings.softcap:
-        s = settings.softcap * torch.tanh(s / settings.softcap)
-    ahead = torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None]
-    right = 0 if settings.causal else settings.right
-    seen = (ahead >= -settings.left) | (settings.left < 0)
-    seen = (seen & ((ahead <= right) | (right < 0))).expand(s.shape)
-    if mask is not None and mask.dtype == torch.bool:
-        seen = seen & mask
-    elif mask is not None:
-        seen = seen & (mask != -math.inf)
-        s = s + mask.masked_fill(mask == -math.inf, 0.0)
-    # −10³⁰ and not −inf, of which torch's derivatives are NaN
-    s = s.masked_fill(~seen, -1e30)
-    e = torch.exp(s - s.detach().amax(-1, keepdim=True)).where(seen, 0.0)
-    total = e.sum(-1, keepdim=True)
-    p = e / total.where(total > 0, 1.0)
-    if settings.dropout_p:
-        kept = dropout_mask(*p.shape, settings.dropout_p, seed, p.device)
-        p = p * kept / (1 - settings.dropout_p)
-    logs = (s.detach().amax(-1, keepdim=True) + total.log()).where(total > 0, -math.inf)
-    return p @ value, logs.squeeze(-1)
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from jachess_build import sanitized
 from torch import Tensor
 
 from python_tests import processes
@@ -25,18 +24,18 @@ LARGE = 227 * 1024  # what a block may have of shared memory on sm_90
 
 def programs_of(name: str, kernels: Sequence[Path], folder: Callable[[str], Path]) -> Programs:
     """csrc/testing/``name``.cpp with ``kernels``: a function from sanitizer to program, which
-    links each once, in ``folder(sanitizer)``; objects are kept until a source changes."""
+    builds each once, in ``folder(sanitizer)``."""
     built: dict[str, Path] = {}
 
     def build(sanitizer: str) -> Path:
         if sanitizer not in built:
             target = folder(sanitizer) / name
             sources = [CSRC / "testing" / f"{name}.cpp", *kernels]
-            flags = ["-std=c++17", "-g0", "-Wno-psabi", "-I", str(CSRC / "testing")]
-            flags += SANITIZERS[sanitizer]
-            cache = sanitized.CACHE / f"kernels_{sanitizer}"
-            objects = sanitized.compile_objects(sources, flags, cache)
-            built[sanitizer] = sanitized.link(objects, target, SANITIZERS[sanitizer])
+            command = ["g++", "-std=c++17", "-g0", "-Wno-psabi", *SANITIZERS[sanitizer]]
+            command += ["-I", str(CSRC / "testing"), "-x", "c++", *map(str, sources)]
+            done = processes.run([*command, "-o", target])
+            assert done.returncode == 0, done.stderr
+            built[sanitizer] = target
         return built[sanitizer]
 
     return build

@@ -1,5 +1,6 @@
 """`jachess::attention_jet` against finite differences, its reference, and autograd's own checks."""
 
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -16,20 +17,19 @@ from torch.autograd import forward_ad
 from docs.hooks import ROOT, attention_table
 from jachess_ext import ops
 from jachess_ext.ops import attention, attention_triton, library
-from jachess_ext.ops.attention_reference import Call, default_scale, dropout_mask
+from jachess_ext.ops.attention_reference import Call, Settings, dropout_mask
 from python_tests import processes
 from python_tests.ops.cases import (
     DEVICES,
     STREAMS,
     STREAMS_AND_DTYPES,
     TRACED,
+    add_score_products,
     jet_by_differences,
     opcheck_backward,
-    plain_attention,
     random_jet,
     relative_error,
     same_for_any_threads,
-    settings_of,
 )
 
 NAMES = ("attention_jet", "attention_jet_backward")
@@ -91,19 +91,43 @@ def errors_against_the_reference(
     return max(relative_error(g, e) for g, e in zip(got, expected, strict=True))
 
 
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, settings: dict[str, Any], mask: Tensor | None
+) -> Tensor:
+    """softmax(q kᵀ) v of the primal alone, in torch's own words."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    scores = query @ key.mT * settings.get("scale", query.shape[-1] ** -0.5)
+    if settings.get("softcap"):
+        scores = settings["softcap"] * torch.tanh(scores / settings["softcap"])
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    i, j = (torch.arange(n) for n in scores.shape[-2:])
+    left, right = settings.get("window", (-1, -1))
+    ahead = j - i[:, None]
+    hidden = torch.zeros_like(ahead, dtype=torch.bool)
+    hidden |= (ahead > 0) & settings.get("causal", False)
+    hidden |= (ahead < -left) & (left >= 0)
+    hidden |= (ahead > right) & (right >= 0)
+    weights = torch.softmax(scores.masked_fill(hidden, -math.inf), -1)
+    p = settings.get("dropout_p", 0.0)
+    if p:
+        kept = dropout_mask(*scores.shape, p, settings["dropout_seed"], scores.device)
+        weights = weights * kept / (1 - p)
+    return weights @ value
+
+
 def jet_of_plain_attention(
     leaves: list[Tensor], settings: dict[str, Any], mask: Tensor | None = None
 ) -> Tensor:
     """The jet by finite differences along query, key and value at once."""
-    seed, named = settings.get("dropout_seed", 0), {"scale": default_scale(leaves[0])} | settings
-    numbers = settings_of(**{k: v for k, v in named.items() if k != "dropout_seed"})
     shapes = [x.shape[1:] for x in leaves]
     flat = torch.cat([x.detach().flatten(1) for x in leaves], 1)
 
     def f(x: Tensor) -> Tensor:
         parts = x.split([math.prod(shape) for shape in shapes])
         q, k, v = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
-        return plain_attention(q, k, v, mask, seed, numbers)[0]
+        return plain_attention(q, k, v, settings, mask)
 
     return jet_by_differences(f, flat, settings["q"])
 
@@ -162,6 +186,22 @@ def test_masks_agree_with_finite_differences(name: str) -> None:
     assert errors_against_the_reference(leaves, mask, q=2) < 1e-10
 
 
+def test_agrees_with_torch_attention() -> None:
+    """The primal, and the first tangent as torch's derivative of its own attention."""
+    leaves = inputs(heads=4, key_heads=2, queries=21, size=8)
+    primal = [x.detach()[0] for x in leaves]
+    tangent = [x.detach()[1] for x in leaves]
+
+    def attention(*qkv: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True)
+
+    y = ops.attention_jet(*leaves, q=2, causal=True)
+    torch.testing.assert_close(y[0], attention(*primal))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        _, expected = torch.func.jvp(attention, tuple(primal), tuple(tangent))
+    torch.testing.assert_close(y[1], expected)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("q", "streams", "dtype"), STREAMS_AND_DTYPES)
 def test_agrees_with_the_reference(device: str, q: int, streams: int, dtype: torch.dtype) -> None:
@@ -190,12 +230,20 @@ def test_settings_agree_with_the_reference(
     assert errors_against_the_reference(leaves, q=2, **SETTINGS[name]) < BOUNDS[dtype]
 
 
+@pytest.mark.parametrize(("device", "dtype"), WIDE)
+@pytest.mark.parametrize("size", [8, 48, 64, 80, 256])
+def test_head_sizes(size: int, dtype: torch.dtype, device: str) -> None:
+    leaves = inputs(queries=20, keys=40, size=size, dtype=dtype, device=device)
+    error = errors_against_the_reference(leaves, q=2, causal=True)
+    assert error < BOUNDS[dtype]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("q", "streams", "dtype"),
     [(2, 4, torch.float64), (4, 11, torch.float32), (2, 4, torch.bfloat16), (4, 11, torch.float16)],
 )
-@pytest.mark.parametrize(("size", "value_size"), [(64, 256), (256, 64), (128, 128), (48, 80)])
+@pytest.mark.parametrize(("size", "value_size"), [(64, 256), (256, 64), (128, 128)])
 def test_heads_in_pieces(
     size: int, value_size: int, q: int, streams: int, dtype: torch.dtype, device: str
 ) -> None:
@@ -251,9 +299,10 @@ def test_everything_at_once(device: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("device", "dtype"), WIDE)
-def test_split_keys_agree_with_the_reference(dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize("keys", [1000, 1500])
+def test_split_keys_agree_with_the_reference(keys: int, dtype: torch.dtype, device: str) -> None:
     """Few heads and many keys: the backward sums partial gradients of the queries."""
-    leaves = inputs(heads=1, queries=50, keys=1500, size=8, dtype=dtype, device=device)
+    leaves = inputs(heads=1, queries=50, keys=keys, size=8, dtype=dtype, device=device)
     for window in ((-1, -1), (-1, 700)):
         error = errors_against_the_reference(leaves, q=2, window=window)
         assert error < BOUNDS[dtype]
@@ -265,22 +314,33 @@ def tiny_mask() -> Tensor:
     return mask
 
 
-@pytest.mark.parametrize(
-    ("q", "streams", "settings"),
-    [
-        *((q, streams, {}) for q, streams in ((1, 2), (2, 4), (3, 7))),
-        (2, 4, {"mask": tiny_mask(), "softcap": 1.5}),
-        (2, 4, {"causal": True, "dropout_p": 0.4, "dropout_seed": 5}),
-        (2, 4, {"window": (0, 1), "scale": 0.3}),
-    ],
-)
-def test_gradients(q: int, streams: int, settings: dict[str, Any]) -> None:
-    leaves = inputs(streams, heads=2, key_heads=1, queries=3, keys=4, size=2)
+@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 4), (3, 7)])
+def test_gradients(q: int, streams: int) -> None:
+    leaves = inputs(streams, heads=2, key_heads=1, queries=2, keys=3, size=2)
 
     def f(*qkv: Tensor) -> Tensor:
-        return ops.attention_jet(*qkv, q=q, **settings)
+        return ops.attention_jet(*qkv, q=q)
 
-    assert torch.autograd.gradcheck(f, leaves, fast_mode=streams > 4 or bool(settings))
+    assert torch.autograd.gradcheck(f, leaves, fast_mode=streams > 4)
+    assert torch.autograd.gradgradcheck(f, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"mask": tiny_mask(), "softcap": 1.5},
+        {"causal": True, "dropout_p": 0.4, "dropout_seed": 5},
+        {"window": (0, 1), "scale": 0.3},
+    ],
+    ids=["mask and softcap", "causal and dropout", "window"],
+)
+def test_gradients_with_settings(keywords: dict[str, Any]) -> None:
+    leaves = inputs(queries=3, keys=4, size=2)
+
+    def f(*qkv: Tensor) -> Tensor:
+        return ops.attention_jet(*qkv, q=2, **keywords)
+
+    assert torch.autograd.gradcheck(f, leaves, fast_mode=True)
     assert torch.autograd.gradgradcheck(f, leaves, fast_mode=True)
 
 
@@ -487,6 +547,14 @@ def test_strides(device: str, dtype: torch.dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
+def test_layout_lets_heads_merge_without_a_copy() -> None:
+    leaves = inputs(queries=9, dtype=torch.float32)
+    y = ops.attention_jet(*leaves, q=2)
+    for x in (y, *torch.autograd.grad(y.sum(), leaves)):
+        merged = x.transpose(-3, -2).flatten(-2)
+        assert merged.data_ptr() == x.data_ptr()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "empty", ["batch", "heads", "queries", "keys", "size", "value_size", "key_heads"]
@@ -593,6 +661,49 @@ def test_statistics_without_keys_or_width_of_values(device: str) -> None:
         assert stats[1:].isfinite().all() and bool(stats[1:].any()) == bool(key.numel())
 
 
+@pytest.mark.parametrize("device", DEVICES[1:])
+@pytest.mark.parametrize(("streams", "size"), [(2, 64), (3, 40), (4, 64), (4, 128)])
+def test_scores(streams: int, size: int, device: str) -> None:
+    """Weights and scores' gradients of causal chunks: the products made of them are the gradients;
+    the same run to run."""
+    leaves = inputs(
+        streams,
+        batch=2,
+        heads=4,
+        key_heads=2,
+        queries=150,
+        size=size,
+        dtype=torch.bfloat16,
+        device=device,
+    )
+    numbers = (streams // 2 + streams % 2, size**-0.5, True, -1, -1, 0.0, 0.0, 0)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = ops.attention_jet_reference(*wide, q=numbers[0], causal=True)
+    gy = random_jet(*expected.shape, seed=9).to(device, torch.bfloat16)
+    gradients = torch.autograd.grad(expected, wide, gy.double())
+    operators = torch.ops.jachess
+    y, stats = operators.attention_jet(*leaves, None, None, *numbers)
+    delta = operators.attention_jet_delta(gy, y, numbers[0])
+    results = [torch.zeros_like(leaf) for leaf in wide]
+    chunks = itertools.product([(0, 3), (3, 5)], [(0, 70), (70, 80)])
+    for (head, count), (row, height) in chunks:
+        arguments = (gy, *leaves, None, None, stats, delta, *numbers)
+        place = (head, count, row, height, row + height)
+        p, gs = operators.attention_jet_scores(*arguments, *place)
+        again = operators.attention_jet_scores(*arguments, *place)
+        assert torch.equal(p, again[0]) and torch.equal(gs, again[1])
+        for n in range(count):
+            b, h = divmod(head + n, 4)
+            of_keys = (slice(None), b, h // 2, slice(row + height))
+            of_rows = (slice(None), b, h, slice(row, row + height))
+            add_score_products(
+                [results[0][of_rows], *(result[of_keys] for result in results[1:])],
+                *(p[:, n], gs[:, n], leaves[0][of_rows], leaves[1][of_keys], gy[of_rows]),
+            )
+    for result, gradient in zip(results, gradients, strict=True):
+        assert relative_error(result, gradient) < BOUNDS[torch.bfloat16]
+
+
 def test_shapes_of_scores() -> None:
     """Known without a GPU: rows start at multiples of 16 bytes; and there is no derivative."""
     leaves = inputs(queries=7, keys=11, dtype=torch.bfloat16, device="meta")
@@ -689,10 +800,12 @@ def call_of(
     **settings: Any,
 ) -> Call:
     """A call of one head, fake."""
+    numbers = {"q": 2, "scale": 1.0, "causal": False, "left": -1, "right": -1, "softcap": 0.0}
+    numbers |= {"dropout_p": 0.0, "summed": 0} | settings
     with FakeTensorMode():
         shapes = [(queries, size), (keys, size), (keys, value_size or size)]
         jets = [torch.empty(streams, 1, 1, *s, dtype=dtype, device=device) for s in shapes]
-    return Call(jets[0], jets[1], jets[2], None, None, settings_of(**settings))
+    return Call(jets[0], jets[1], jets[2], None, None, Settings(**numbers))
 
 
 TRITON, NO_KERNEL, CAPPED_SUM, NOT_ON_A_GPU, HYBRID, FUSED = range(1, 7)
@@ -709,8 +822,10 @@ TRITON, NO_KERNEL, CAPPED_SUM, NOT_ON_A_GPU, HYBRID, FUSED = range(1, 7)
         (NOT_ON_A_GPU, {"size": 264}),
         (NOT_ON_A_GPU, {"value_size": 264}),
         (HYBRID, {}),
+        (HYBRID, {"causal": True}),
         (HYBRID, {"queries": 2**13, "left": 2047, "causal": True}),
         (FUSED, {"queries": 2**13, "left": 2046, "causal": True}),
+        (FUSED, {"queries": 2**13, "keys": 2**13, "left": 64, "right": 64}),
         (HYBRID, {"queries": 2**13, "keys": 2**13, "left": 64}),
         (HYBRID, {"size": 128, "queries": 2048, "keys": 2048}),
         (HYBRID, {"value_size": 72, "queries": 1024}),
@@ -719,6 +834,7 @@ TRITON, NO_KERNEL, CAPPED_SUM, NOT_ON_A_GPU, HYBRID, FUSED = range(1, 7)
         (FUSED, {"dtype": torch.float16}),
         (FUSED, {"dtype": torch.float32, "streams": 2, "q": 1}),
         (FUSED, {"device": "cpu"}),
+        (FUSED, {"device": "cpu", "softcap": 1.0, "dropout_p": 0.1}),
         (FUSED, {"device": "cpu", "summed": 2}),
         (FUSED, {"device": "cpu", "dtype": torch.float64, "size": 300}),
     ],
@@ -827,7 +943,8 @@ def test_which_heads_the_cuda_kernels_take(
         query = torch.empty(streams, 1, 2, 3, size, dtype=dtype, device="cuda:0")
         value = torch.empty(streams, 1, 2, 3, value_size, dtype=dtype, device="cuda:0")
         y = ops.attention_jet(query, query, value, q=q)
-        backend = attention.backend_of(Call(query, query, value, None, None, settings_of(q=q)))
+        settings = Settings(q, 1.0, False, -1, -1, 0.0, 0.0, 0)
+        backend = attention.backend_of(Call(query, query, value, None, None, settings))
     assert y.shape == (streams, 1, 2, 3, value_size) and y.dtype == dtype
     assert backend == ("fused" if taken else "composite")
 

@@ -25,7 +25,6 @@ from python_tests.ops.cases import (
     opcheck_backward,
     random_jet,
     relative_error,
-    settings_of,
 )
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -82,11 +81,18 @@ def composite(
     value: Tensor,
     mask: Tensor | None = None,
     *,
+    q: int,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
     dropout_seed: int = 0,
-    **named: Any,
+    summed: int = 0,
 ) -> Tensor:
     """The operator, with the arguments of the wrapper."""
-    settings = settings_of(**{"scale": default_scale(query)} | named)
+    scale = default_scale(query) if scale is None else scale
+    settings = Settings(q, scale, causal, *window, softcap, dropout_p, summed)
     seed = torch.tensor(dropout_seed, device=query.device)
     return torch.ops.jachess.attention_jet_composite(query, key, value, mask, seed, *settings)
 
@@ -109,35 +115,35 @@ def error(leaves: list[Tensor], **settings: Any) -> float:
     return max(relative_error(g, e) for g, e in zip(got, expected, strict=True))
 
 
-@pytest.fixture
+@pytest.fixture(params=[1, 700, 10**9], ids=["rows", "some", "all"])
+def scores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Chunks of one row of a group, of some rows or heads, and one chunk."""
+    monkeypatch.setattr(attention_chunks, "COMPOSITE_SCORES", request.param)
+    return request.param
+
+
+@pytest.fixture(params=["operators", "torch"])
 def softmax(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The softmax by its operators, or as where there is no kernel."""
     if request.param == "torch":
         monkeypatch.setattr(library, "STATE", library.STATE._replace(kernels=frozenset()))
 
 
-@pytest.mark.parametrize(
-    ("name", "stack", "softmax"),
-    [
-        (name, stack, ("operators", "torch")[(n + m) % 2])
-        for n, name in enumerate(SETTINGS)
-        for m, stack in enumerate([(1, 0, 2), (2, 0, 4), (3, 2, 5)])
-    ],
-    indirect=["softmax"],
-)
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("q", "summed", "streams"), [(1, 0, 2), (2, 0, 4), (3, 2, 5)])
+@pytest.mark.usefixtures("softmax")
 def test_settings_agree_with_the_reference(
-    name: str, stack: tuple[int, int, int], softmax: None, monkeypatch: pytest.MonkeyPatch
+    q: int, summed: int, streams: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention_chunks, "COMPOSITE_SCORES", 700)
-    q, summed, streams = stack
     assert error(heads(streams), q=q, summed=summed, **SETTINGS[name]) < 1e-12
 
 
+@pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize(("q", "summed", "streams"), STACKS)
 def test_stacks_agree_with_the_reference(
-    q: int, summed: int, streams: int, monkeypatch: pytest.MonkeyPatch
+    q: int, summed: int, streams: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups = 3 if q % 2 else 1
     monkeypatch.setattr(attention_chunks, "COMPOSITE_SCORES", 9 * streams * groups * KEYS)
     # As on a GPU, whose softmax takes two directions at once.
     monkeypatch.setattr(attention_chunks, "IN_PASSES", ("cpu",))
@@ -146,15 +152,9 @@ def test_stacks_agree_with_the_reference(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("dtype", "scores"),
-    [*((dtype, 700) for dtype in BOUNDS), (torch.float64, 1), (torch.bfloat16, 10**9)],
-)
-def test_dtypes_and_chunks(
-    dtype: torch.dtype, scores: int, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Chunks of some rows or heads, of one row of a group, and one chunk."""
-    monkeypatch.setattr(attention_chunks, "COMPOSITE_SCORES", scores)
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.usefixtures("scores")
+def test_dtypes(dtype: torch.dtype, device: str) -> None:
     for q, summed, streams in [(2, 0, 4), (3, 3, 5)]:
         settings = {"q": q, "summed": summed, **SETTINGS["all"]}
         assert error(heads(streams, dtype=dtype, device=device), **settings) < BOUNDS[dtype]
@@ -254,6 +254,21 @@ def test_refuses_what_does_not_fit(place: int, shape: tuple[int, ...], said: str
     leaves[place] = torch.ones(shape, dtype=torch.float64)
     with pytest.raises(ValueError, match=said):
         composite(*leaves, q=2)
+
+
+@pytest.mark.slow
+def test_compiles_to_one_graph() -> None:
+    """A sum of squares with a soft cap, which no kernel takes."""
+
+    def loss(*leaves: Tensor) -> Tensor:
+        y = ops.attention_jet(2 * leaves[0], *leaves[1:], q=3, summed=2, softcap=2.0)
+        return y.transpose(2, 3).flatten(3).square().sum()
+
+    leaves = heads(5, dtype=torch.float32)
+    eager = torch.autograd.grad(loss(*leaves), leaves)
+    compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
+    for got, expected in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 # ---- what it costs -----------------------------------------------------------------------------
@@ -375,12 +390,9 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "scores", "q", "streams"),
-    [
-        *((name, 700, 2, 4) for name in SETTINGS),
-        *(("all", scores, q, s) for scores in (1, 700, 10**9) for q, s in ((1, 2), (2, 3))),
-    ],
+    ("name", "scores"), [*((name, 700) for name in SETTINGS), ("all", 1), ("all", 10**9)]
 )
+@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4)])
 @pytest.mark.usefixtures("by_hand")
 def test_the_hybrid_agrees_with_the_reference(
     q: int, streams: int, scores: int, name: str, monkeypatch: pytest.MonkeyPatch

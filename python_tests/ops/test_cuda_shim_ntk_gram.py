@@ -129,8 +129,8 @@ def test_half_precision(programs: Programs, size: str) -> None:
 
 
 def test_single_precision_of_unequal_and_unaligned_sides(programs: Programs) -> None:
-    left = make_side(2, 7, 11, 37, (13, 6), dtype=torch.float32)
-    right = make_side(2, 5, 30, 37, (13, 6), seed=1, dtype=torch.float32)
+    left = make_side(3, 7, 11, 37, (13, 6), dtype=torch.float32)
+    right = make_side(3, 5, 30, 37, (13, 6), seed=1, dtype=torch.float32)
     check_case(programs("none"), left, right, SMALL)
 
 
@@ -140,8 +140,8 @@ def test_blocks_share_the_pairs_of_outputs(programs: Programs) -> None:
     left = make_side(3, 14, 20, 8, (8,), dtype=torch.bfloat16)
     right = make_side(3, 6, 20, 8, (8,), seed=1, dtype=torch.bfloat16)
     for other, blocks in (
-        (right, {1: 3, 12: 9, 132: 27}),
-        (None, {1: 9, 24: 27, 132: 81}),
+        (right, {1: 3, 6: 6, 12: 9, 15: 15, 132: 27}),
+        (None, {1: 9, 12: 18, 24: 27, 132: 81}),
     ):
         results = []
         for processors, count in blocks.items():

@@ -6,6 +6,7 @@ test that passes once passes always.
 """
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -129,6 +130,15 @@ def assert_mean(values: Tensor, expected: float, variance: float) -> None:
     assert abs(float(values.double().mean()) - expected) < SIGMAS * error
 
 
+def test_normal_moments() -> None:
+    """E x^k = (k−1)!! for even k, 0 for odd; Var x^k = E x^2k − (E x^k)²."""
+    x = draw(4, 700, 384, seed=11).double()
+    double_factorial = [1, 0, 1, 0, 3, 0, 15, 0, 105, 0, 945, 0, 10395]
+    for k in range(1, 7):
+        mean = double_factorial[k]
+        assert_mean(x**k, mean, double_factorial[2 * k] - mean**2)
+
+
 def test_normal_distribution_function() -> None:
     """Kolmogorov–Smirnov at level 1e-6, overall, per word of a block, and for |x| > 4."""
     x = draw(2, 1000, 64, seed=12)
@@ -136,6 +146,13 @@ def test_normal_distribution_function() -> None:
         assert scipy.stats.kstest(values.flatten().double(), "norm").pvalue > 1e-6
     tail = math.erfc(4 / math.sqrt(2))
     assert_mean(draw(4, 1000, 512, seed=13).abs() > 4, tail, tail * (1 - tail))
+
+
+def test_rademacher_numbers() -> None:
+    x = draw(4, 700, 384, seed=11, distribution="rademacher")
+    assert set(x.unique().tolist()) == {-1.0, 1.0}
+    for word in range(4):
+        assert_mean(x.view(-1, 4, 8)[:, word], 0, 1)
 
 
 def neighbours(distribution: str) -> dict[str, tuple[Tensor, Tensor]]:
@@ -162,10 +179,19 @@ def test_neighbours_are_uncorrelated(distribution: str) -> None:
     """E xy = 0 with Var xy = 1; and of normals E (x²−1)(y²−1) = 0 with variance 4."""
     for x, y in neighbours(distribution).values():
         assert not torch.equal(x, y)
-        assert_mean(x, 0, 1)
         assert_mean(x * y, 0, 1)
         if distribution == "gaussian":
             assert_mean((x**2 - 1) * (y**2 - 1), 0, 4)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_covariance_is_the_identity(distribution: str) -> None:
+    """Every entry of the sample covariance over 2^14 tokens; six errors, for 64² entries."""
+    x = draw(1, 2**14, 64, seed=3, distribution=distribution)[0].double()
+    covariance = x.T @ x / len(x)
+    variances = torch.ones(64, 64) + (torch.eye(64) if distribution == "gaussian" else 0)
+    bound = 6 * (variances / len(x)).sqrt() + 1e-12
+    assert ((covariance - torch.eye(64)).abs() < bound).all()
 
 
 # ---- seeds, compile ------------------------------------------------------------------------
@@ -182,6 +208,16 @@ def test_opcheck(device: str) -> None:
         seed, offset = torch.tensor([1, 2], device=device).unbind()
         arguments = (token, 2, 5, seed, offset, "gaussian", dtype)
         torch.library.opcheck(torch.ops.jachess.sample_directions, arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiles_to_one_graph(device: str) -> None:
+    def f(token: Tensor) -> Tensor:
+        return 2 * ops.sample_directions(token, 2, 16, seed=3, offset=1)
+
+    token = torch.arange(6, device=device).view(2, 3)
+    assert torch.equal(torch.compile(f, fullgraph=True)(token), f(token))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -216,7 +252,7 @@ def test_compiled_code_reads_them_anew(device: str) -> None:
     assert not torch.equal(draws[0], draws[1])
 
 
-# ---- Philox4x32-10, against its authors' known answers -------------------------------------------
+# ---- Philox4x32-10, against its authors' known answers and Python's own integers -----------------
 
 # (counter, key, words): the known answers published with the paper (Random123, kat_vectors,
 # "philox4x32 10"): all zero, all one, and the digits of pi
@@ -234,6 +270,35 @@ def words(text: str) -> list[int]:
     return [int(word, 16) for word in text.split()]
 
 
+def philox_by_integers(counter: list[int], key: list[int]) -> list[int]:
+    """The paper's definition, in Python's integers."""
+    for _ in range(10):
+        low, high = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [
+            (high >> 32) ^ counter[1] ^ key[0],
+            high & 0xFFFFFFFF,
+            (low >> 32) ^ counter[3] ^ key[1],
+            low & 0xFFFFFFFF,
+        ]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return counter
+
+
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 def test_known_answers(counter: str, key: str, expected: str) -> None:
     assert _C.philox4x32_10(words(counter), words(key)) == words(expected)
+    assert philox_by_integers(words(counter), words(key)) == words(expected)
+
+
+def test_agrees_with_the_definition() -> None:
+    source = random.Random(0)
+    for _ in range(200):
+        counter = [source.getrandbits(32) for _ in range(4)]
+        key = [source.getrandbits(32) for _ in range(2)]
+        assert _C.philox4x32_10(counter, key) == philox_by_integers(counter, key)
+
+
+def test_refuses_what_is_not_words() -> None:
+    for counter, key in (([0] * 3, [0] * 2), ([0] * 4, [2**32, 0]), ([-1] * 4, [0] * 2)):
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            _C.philox4x32_10(counter, key)

@@ -1,7 +1,6 @@
 """Attention and the NTK's form A as compiled for each instruction set, older processors' too.
 
-A process reads torch's variable ATEN_CPU_CAPABILITY once, at its first operator, so each set has a
-process of its own: a fork of one that has imported everything and called nothing.
+A process reads torch's variable ATEN_CPU_CAPABILITY once, so each set has a process of its own.
 """
 
 from __future__ import annotations
@@ -91,9 +90,15 @@ def outcomes() -> dict[str, dict[str, tuple[float, str, bool]]]:
     """Of every instruction set that this processor has, by dtype."""
     best = torch.backends.cpu.get_cpu_capability().lower()
     sets = SETS[: SETS.index(best) + 1] if best in SETS else SETS[:1]
-    command = [sys.executable, "-m", "python_tests.ops.test_instruction_sets", *sets]
-    lines = processes.run(command, check=True).stdout.splitlines()
-    return {name: json.loads(line) for name, line in zip(sets, lines, strict=True)}
+    texts = {
+        name: processes.run(
+            [sys.executable, "-m", "python_tests.ops.test_instruction_sets"],
+            env={**os.environ, "ATEN_CPU_CAPABILITY": name},
+            check=True,
+        ).stdout
+        for name in sets
+    }
+    return {name: json.loads(text) for name, text in texts.items()}
 
 
 @pytest.mark.skipif(
@@ -112,16 +117,5 @@ def test_every_set_agrees_with_the_reference(
     assert all(same)
 
 
-def main(sets: list[str]) -> None:
-    """Print the outcomes under each set, a line each."""
-    for name in sets:
-        if not (child := os.fork()):
-            os.environ["ATEN_CPU_CAPABILITY"] = name
-            assert torch.backends.cpu.get_cpu_capability().lower() == name
-            print(json.dumps({str(dtype): outcome(dtype) for dtype in BOUNDS}), flush=True)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0, name
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(json.dumps({str(dtype): outcome(dtype) for dtype in BOUNDS}))

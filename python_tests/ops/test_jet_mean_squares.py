@@ -8,7 +8,7 @@ from jachess_ext import ops
 from python_tests.ops.cases import (
     DEVICES,
     DTYPES,
-    STREAMS_AND_DTYPES,
+    STREAMS,
     TRACED,
     opcheck_backward,
     random_jet,
@@ -61,7 +61,8 @@ def test_is_available() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("q", "streams", "dtype"), STREAMS_AND_DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("q", "streams"), STREAMS)
 def test_sums_by_hand(device: str, masked: bool, dtype: torch.dtype, q: int, streams: int) -> None:
     """Every width, from a few numbers to several vectors with a rest."""
     for width in (1, 8, 45):
@@ -84,7 +85,8 @@ def test_sums_by_hand(device: str, masked: bool, dtype: torch.dtype, q: int, str
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("q", "streams", "dtype"), STREAMS_AND_DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("q", "streams"), STREAMS)
 def test_gradients_agree_with_the_reference(
     device: str, dtype: torch.dtype, q: int, streams: int
 ) -> None:
@@ -109,7 +111,7 @@ def test_gradients_agree_with_the_reference(
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 4), (3, 7)])
+@pytest.mark.parametrize(("q", "streams"), STREAMS)
 def test_gradients(q: int, streams: int, masked: bool) -> None:
     x = random_jet(streams, 2, 2, 5).requires_grad_()
     mask = torch.tensor([[True, False], [True, True]]) if masked else None
@@ -234,3 +236,19 @@ def test_opcheck(device: str, dtype: torch.dtype, traced: bool) -> None:
     torch.library.opcheck(namespace.jet_mean_squares, (x[:3].detach(), None, None, 2))
     arguments = (gfirst, gsecond, x, mask, index, 2)
     opcheck_backward(namespace.jet_mean_squares_backward, arguments, traced)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiles_to_one_graph(device: str) -> None:
+    mask = torch.tensor([True, False, True], device=device)
+    index = torch.tensor([4, 1], device=device)
+
+    def loss(x: Tensor) -> Tensor:
+        first, second = ops.jet_mean_squares(2 * x, 2, mask, index)
+        return first.sum() + second.square().sum()
+
+    x = random_jet(4, 3, 8, dtype=torch.float32, device=device).requires_grad_()
+    (eager,) = torch.autograd.grad(loss(x), x)
+    (compiled,) = torch.autograd.grad(torch.compile(loss, fullgraph=True)(x), x)
+    torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-5)

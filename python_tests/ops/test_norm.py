@@ -171,8 +171,16 @@ def test_keeps_its_accuracy_at_any_scale(norm: Norm, scale: float) -> None:
     assert relative_error(got / got.abs().max(), expected / expected.abs().max()) < 1e-5
 
 
+def test_nan_stays_in_its_row(norm: Norm) -> None:
+    x = random_jet(4, 3, 16, dtype=torch.float32)
+    x[0, 1, 5] = float("nan")
+    y = norm.call(x, EPS, 2)
+    assert torch.isnan(y[:, 1]).all()
+    assert torch.isfinite(y[:, [0, 2]]).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("q", "summed"), [(2, 0), (5, 0), (4, 2)])
+@pytest.mark.parametrize(("q", "summed"), [(1, 0), (2, 0), (5, 0), (1, 1), (4, 2)])
 def test_a_row_whose_squares_overflow(norm: Norm, q: int, summed: int, dtype: torch.dtype) -> None:
     """As torch's: of layer norm NaN, with its gradient, and of RMS norm 0, as the reference's."""
     x = random_jet(1 + q + (summed > 0), 3, 16, dtype=dtype)
@@ -205,7 +213,7 @@ def test_backward_refuses_what_does_not_fit_x(norm: Norm) -> None:
 
 # ---- rows with parameters of their own, and sums of squares -------------------------------------
 
-Q_AND_SUMMED = [(1, 0), (2, 0), (5, 0), (1, 1), (4, 2)]
+Q_AND_SUMMED = [(1, 0), (2, 0), (3, 0), (5, 0), (1, 1), (4, 2), (6, 6)]
 
 
 def group_leaves(norm: Norm, streams: int, *shape: int, positions: int = 1) -> list[Tensor]:
@@ -296,6 +304,18 @@ def residual_leaves(norm: Norm, *shape: int) -> list[Tensor]:
     return [t.requires_grad_() for t in tensors]
 
 
+@pytest.mark.parametrize("used", [0, 1])
+def test_gradients_of_one_result_alone(norm: Norm, used: int) -> None:
+    """First and second, of the norm or the sum."""
+
+    def f(*leaves: Tensor) -> Tensor:
+        return norm.add(*leaves, 0.3, 2)[used]
+
+    leaves = residual_leaves(norm, 4, 2, 3)
+    assert torch.autograd.gradcheck(f, leaves)
+    assert torch.autograd.gradgradcheck(f, leaves)
+
+
 def test_only_the_sum_is_kept(norm: Norm) -> None:
     """Neither x nor residual is saved; without a residual x itself is, nothing else so large."""
     saved: list[Tensor] = []
@@ -339,6 +359,18 @@ def test_an_unused_output_gets_no_zeros(norm: Norm) -> None:
         gradients = torch.autograd.grad(total, leaves[:2], torch.ones_like(total))
     assert not [func for func, _ in calls if func == name]
     assert all(torch.equal(g, torch.ones_like(total)) for g in gradients)
+
+
+def test_results_alias_no_argument_and_none_another(norm: Norm) -> None:
+    x, residual, *given = (leaf.detach() for leaf in residual_leaves(norm, 4, 3, 8))
+    kept = x.clone(), residual.clone()
+    y, total = norm.add(x, residual, *given, EPS, 2)
+    pointers = {t.data_ptr() for t in (x, residual, y, total)}
+    assert len(pointers) == 4
+    y.zero_()
+    total.zero_()
+    assert torch.equal(x, kept[0])
+    assert torch.equal(residual, kept[1])
 
 
 def test_the_sum_is_rounded_before_it_is_normalised(norm: Norm) -> None:

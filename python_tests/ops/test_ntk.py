@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -100,6 +102,43 @@ def test_against_the_reference(form: Form, dtype: torch.dtype) -> None:
     wanted = form.reference(*left, *right)
     assert error(form.compiled(left, right), wanted.double()) < BOUNDS[dtype]
     assert form.compiled(left, right).dtype == wanted.dtype
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    outputs=st.integers(1, 5),
+    samples=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    positions=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    inputs=st.integers(1, 50),
+    widths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    symmetric=st.booleans(),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**31),
+)
+def test_any_size(
+    form: Form,
+    outputs: int,
+    samples: tuple[int, int],
+    positions: tuple[int, int],
+    inputs: int,
+    widths: list[int],
+    symmetric: bool,
+    share: float,
+    seed: int,
+) -> None:
+    """Any sizes, any positions without a cotangent."""
+    sides = [
+        make_side(outputs, n, t, inputs, tuple(widths), seed=seed + i)
+        for i, (n, t) in enumerate(zip(samples, positions, strict=True))
+    ]
+    for a, deltas in sides:
+        unused = torch.rand(a.shape[:2], generator=torch.Generator().manual_seed(seed)) < share
+        for delta in deltas:
+            delta.masked_fill_(unused[..., None], 0)
+    left, right = sides[0], sides[0] if symmetric else sides[1]
+    got = form.compiled(left) if symmetric else form.compiled(left, right)
+    wanted = expected(left, right)
+    torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-9)
 
 
 def test_positions_without_cotangents_count_nothing(form: Form) -> None:
@@ -262,17 +301,20 @@ def test_float64_on_a_gpu_goes_to_the_reference(
     assert bool(calls) != kernel
 
 
+@pytest.mark.slow
+def test_compiles_to_one_graph() -> None:
+    a, deltas = make_side(2, 5, 4, 8, (6,))
+    compiled = torch.compile(lambda a, d: 2 * ops.ntk_gram(a, [d]), fullgraph=True)
+    assert torch.equal(compiled(a, deltas[0]), 2 * ops.ntk_gram(a, deltas))
+
+
 # ---- form A by torch's products: on a GPU, but for the dtype of the results of products ---------
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("size", "rows", "dtype"),
-    [
-        *((size, rows, torch.float64) for size in SIZES for rows in (1, 30, 4096)),
-        *(("ragged", rows, dtype) for dtype in BOUNDS for rows in (1, 30) if dtype.itemsize < 8),
-    ],
-)
+@pytest.mark.parametrize("rows", [1, 30, 4096])
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("size", SIZES)
 def test_by_torch(
     size: str, dtype: torch.dtype, rows: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,3 +420,23 @@ def test_more_than_a_block(dtype: torch.dtype) -> None:
     assert error(got, expected(left, left)) < bound
     assert torch.equal(got, got.permute(2, 3, 0, 1))
     assert error(ops.ntk_materialised(*left, *right), expected(left, right)) < bound
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    inputs=st.integers(1, 400),
+    widths=st.lists(st.integers(0, 250), min_size=1, max_size=3),
+    workspace=st.integers(1, 10**6),
+    positions=st.integers(1, 3),
+)
+def test_any_features(inputs: int, widths: list[int], workspace: int, positions: int) -> None:
+    """Blocks of any number of rows, the last one smaller."""
+    left = make_side(1, 5, positions, inputs, tuple(widths))
+    got = ops.ntk_materialised(*left, workspace=workspace)
+    torch.testing.assert_close(got, expected(left, left), rtol=1e-11, atol=1e-9)
+
+
+def test_long_samples() -> None:
+    """A number of a gradient is a sum over many positions."""
+    left = make_side(2, 3, 130, 7, (6,), dtype=torch.float32)
+    assert error(ops.ntk_materialised(*left), expected(left, left)) < 1e-6

@@ -72,6 +72,15 @@ def test_keeps_its_accuracy_far_from_zero(shift: float) -> None:
     assert relative_error(ops.softmax_jet(x, 2), wide) < 1e-5
 
 
+def test_nan_stays_in_its_row() -> None:
+    x = random_jet(4, 3, 16, dtype=torch.float32)
+    x[0, 1, 5] = float("nan")
+    x[0, 2] = float("nan")
+    y = ops.softmax_jet(x, 2, masked=True)
+    assert torch.isnan(y[:, 1:]).all()
+    assert torch.isfinite(y[:, 0]).all()
+
+
 @pytest.mark.parametrize("dim", [-1, -2])
 def test_reference_over_any_dimension(dim: int) -> None:
     x = random_jet(4, 3, 5)

@@ -37,10 +37,6 @@ def wrapper(request: pytest.FixtureRequest) -> tuple[Wrapper, list[Tensor], list
     return function, inputs, directions
 
 
-COMPILED = ("activation_jet", "attention_jet", "add_layer_norm_jet", "jet_mean_squares")
-"""One of each kind of signature; dynamo's part is the wrappers' common one."""
-
-
 def moved(inputs: list[Tensor], directions: list[Tensor], step: float) -> list[Tensor]:
     return [x + step * v for x, v in zip(inputs, directions, strict=True)]
 
@@ -109,7 +105,6 @@ def test_reverse_and_forward_over_reverse(wrapper) -> None:
     torch.testing.assert_close(tangent, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("wrapper", COMPILED, indirect=True)
 def test_within_compile_too(wrapper) -> None:
     function, inputs, directions = wrapper
 

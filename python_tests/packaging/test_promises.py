@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import tomllib
 import jachess_ext as jx
 from jachess_ext._io import DISTRIBUTIONS, TRAINING
 from jachess_ext.lab import cli
+from jachess_ext.ops.library import NAMESPACE
 from python_tests.snippets import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +63,39 @@ def test_one_version() -> None:
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         named = re.findall(r"\d+\.\d+\.\d+\.dev\d+", page)
         assert named and {*named} == {jx.__version__}
+
+
+def _strings(tree: ast.AST) -> Iterator[str]:
+    """Yield the string constants of a file, without its docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_the_namespace_of_the_operators_stands_once() -> None:
+    whole, parts = [], []
+    for path in (ROOT / "jachess_ext").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        strings = [*_strings(tree)]
+        parts += [path for text in strings if text.startswith("jachess::")]
+        parts += [
+            path
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.ops.jachess"
+        ]
+        whole += [path.name for text in strings if path.parent.name == "ops" and text == NAMESPACE]
+    assert not parts and whole == ["library.py"]
+    registered = {
+        name
+        for path in (ROOT / "csrc").rglob("*.cpp")
+        for name in re.findall(
+            r"TORCH_LIBRARY(?:_IMPL)?\((\w+), ", path.read_text(encoding="utf-8")
+        )
+    }
+    assert registered == {NAMESPACE}
 
 
 def test_dir_is_what_is_promised() -> None:

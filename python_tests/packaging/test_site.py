@@ -6,9 +6,11 @@ that fault.  `make docs` gives the folder it built in $SITE; without it the site
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 import os
+import posixpath
 import re
 import sys
 import urllib.parse
@@ -156,6 +158,35 @@ def test_every_docstring_s_examples_are_shown(pages: dict[str, bs4.Tag]) -> None
     reference = [page for name, page in pages.items() if name.startswith("reference/")]
     shown = sum(len(page.find_all(string=re.compile("^Examples:$"))) for page in reference)
     assert shown >= 70
+
+
+def dead_links(name: str, page: bs4.Tag, site: Path) -> Iterator[str]:
+    """Links of a page that lead to no file of the site, or to no heading there."""
+    for element in page.find_all(["a", "img"]):
+        target = element.get("href", element.get("src"))
+        address = urllib.parse.urlsplit(target or "")
+        if target is None or address.scheme:
+            continue
+        place = posixpath.normpath(
+            posixpath.join(posixpath.dirname(name), urllib.parse.unquote(address.path))
+            if address.path
+            else name
+        )
+        heading = urllib.parse.unquote(address.fragment)
+        if not (site / place).is_file() or (heading and heading not in anchors(site / place)):
+            yield target
+
+
+@functools.cache
+def anchors(path: Path) -> set[str]:
+    return {*re.findall(r'\bid="([^"]*)"', path.read_text(encoding="utf-8"))}
+
+
+def test_links_lead_somewhere(site: Path, pages: dict[str, bs4.Tag]) -> None:
+    fault = "<article><a href='no.html'></a><a href='#no'></a><img src='no.png'></article>"
+    assert [*dead_links("index.html", article(fault), site)] == ["no.html", "#no", "no.png"]
+    dead = {name: found for name, p in pages.items() if (found := [*dead_links(name, p, site)])}
+    assert not dead
 
 
 def test_links_of_the_repository_are_links(pages: dict[str, bs4.Tag]) -> None:

@@ -20,7 +20,7 @@ LINES = {
     "lab": 4098,
     "ntk": 2018,
     "ops": 2719,
-    "scaling": 3676,
+    "scaling": 3679,
     "smoothness": 1176,
     "training": 1699,
     ".": 1005,

@@ -86,6 +86,20 @@ def test_who_goes_on_may_well_beat_the_first() -> None:
     assert survivor_count(mixture, order) == 1 + np.flatnonzero(shares[order] >= 0.15)[-1]
 
 
+def test_more_candidates_never_mean_fewer_survivors() -> None:
+    """Newcomers that are no better than the first; the others stay as they are."""
+    location = np.random.default_rng(0).normal(0, 0.03, 300)
+    location[0] = location.min() - 0.01
+    survivors: set[int] = set()
+    for n in (2, 5, 20, 40, 60, 120, 300):
+        students = Student(location[:n], np.full(n, 0.05), np.full(n, np.inf))
+        order = np.argsort(location[:n])
+        chosen = set(order[: survivor_count(Mixture(np.ones(1), (students,)), order)].tolist())
+        assert survivors <= chosen
+        survivors = chosen
+    assert len(survivors) > 30
+
+
 def test_a_clear_choice_needs_no_run() -> None:
     found = select(CLEAR, target=1600)
     assert found.shortlist == ["a"] and found.expected_regret[0] < 0.001 and found.is_decided
@@ -161,11 +175,11 @@ def test_a_regret_that_says_nothing_is_not_printed() -> None:
 
 
 @pytest.mark.parametrize("kind", ["coin", "equal", "permuted"])
-@pytest.mark.parametrize(("models", "sizes"), [(2, 3), (3, 6), (10, 4)])
+@pytest.mark.parametrize(("models", "sizes"), [(2, 3), (3, 4), (3, 6), (10, 4)])
 def test_tables_without_a_signal_decide_nothing(kind: str, models: int, sizes: int) -> None:
     """Accuracies of coin flips on 80 rows, equal ones, and a table permuted at each size."""
     random, nothing = np.random.default_rng(0), 0
-    for seed in range(6):
+    for seed in range(12):
         losses = random.binomial(80, 0.5, (models, sizes)) / 80
         if kind == "equal":
             losses = np.full((models, sizes), 0.5)
@@ -184,7 +198,7 @@ def test_tables_without_a_signal_decide_nothing(kind: str, models: int, sizes: i
                 nothing += 1
                 assert found.advice.startswith(f"Nothing tells these {models} models apart yet")
                 np.testing.assert_allclose(found.best_probabilities, 1 / models, atol=1e-3)
-    assert nothing >= {"equal": 12, "coin": 6 if models == 10 else 0, "permuted": 0}[kind]
+    assert nothing >= {"equal": 24, "coin": 12 if models == 10 else 0, "permuted": 0}[kind]
 
 
 def test_models_at_the_level_of_guessing_are_alike() -> None:
@@ -228,3 +242,13 @@ def test_a_method_without_probabilities_says_so() -> None:
     assert found.advice in repr(found)
     with pytest.raises(ValueError, match="subtuning gives no distribution"):
         _ = found.shortlist
+
+
+def test_costs_are_shares_of_training_all_in_full() -> None:
+    table = table_of([2.0, 1.6, 1.3, 1.1], [1.9, 1.7, 1.55, 1.45])
+    found = select(table, target=1600, tokens=100)
+    assert found.flops == pytest.approx(2 * 6 * 1e8 * 1500 * 100)
+    assert found.full_flops == pytest.approx(2 * 6e8 * 1600 * 100)
+    assert found.to_frame().cost.tolist() == [pytest.approx(1500 / 3200)] * 2
+    assert found.to_frame().full_cost.tolist() == [0.5, 0.5] and "of all in full" in repr(found)
+    assert "in full" not in repr(select(replace(table, parameters=None), target=1600))

@@ -6,14 +6,16 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.polynomial import Polynomial
 from scipy.integrate import quad
 from scipy.optimize import minimize
 from scipy.special import expit, logsumexp, softmax
-from scipy.stats import multivariate_normal, norm
+from scipy.stats import invgamma, multivariate_normal, norm
 from scipy.stats import t as student
 
-from jachess_ext.scaling import LossTable, select
+from jachess_ext.scaling import LossTable, select, shapes
 from jachess_ext.scaling.blend import (
     Process,
     forecasts,
@@ -22,19 +24,25 @@ from jachess_ext.scaling.blend import (
 )
 from jachess_ext.scaling.shapes import (
     NOISE_PATTERNS,
+    Kriging,
+    Shapes,
     posterior_means,
+    residual_squares,
 )
 from python_tests.scaling import tables
 
 SIZES = 200.0 * 2.0 ** np.arange(6)
 TARGET = 51200.0
+AWAY = np.log2(np.append(SIZES, TARGET) / SIZES[-1])
 TRANSITIONS, EXPONENTS = np.arange(-9, 9.1, 1.5), np.geomspace(0.06, 1.6, 8)
 FLOORS = [0, 0.18, 0.36, 0.54, 0.72, 0.9]
 SPREAD = np.diag([16.0, 0.25, 0.09])
 SCALES = 0.002 * 150 ** (np.arange(12) / 11)
 
 
-def covariance(s: float, t: float, k: float, away: np.ndarray, points: int) -> np.ndarray:
+def covariance(
+    s: float, t: float, k: float, away: np.ndarray = AWAY, points: int = 6
+) -> np.ndarray:
     """Entry by entry: walks that begin at the last size and go both ways."""
     result = np.zeros((len(away), len(away)))
     for row, first in enumerate(away):
@@ -46,6 +54,72 @@ def covariance(s: float, t: float, k: float, away: np.ndarray, points: int) -> n
             if row == column and row < points:
                 result[row, column] += s**2
     return result
+
+
+@pytest.mark.parametrize("which", range(0, len(NOISE_PATTERNS), 3))
+def test_evidence_and_prediction_against_a_wide_constant(which: int) -> None:
+    """A free constant is the limit of a wide Gaussian one, whose algebra scipy and numpy know."""
+    wide = 1e6  # against variances below 100
+    full = covariance(*NOISE_PATTERNS[which]) + wide
+    kriging = Kriging.patterns(SIZES, np.array([TARGET]))
+    r = np.random.default_rng(which).standard_normal(6).cumsum()
+    normal = multivariate_normal(np.zeros(6), full[:-1, :-1])
+    ours = kriging.log_weight[which] - 0.5 * r @ kriging.precision[which] @ r
+    constant = -0.5 * (6 * np.log(2 * np.pi) + np.log(wide))
+    assert ours + constant == pytest.approx(normal.logpdf(r), abs=1e-3)
+    gain = np.linalg.solve(full[:-1, :-1], full[:-1, -1])
+    assert kriging.weights[which, 0] @ r == pytest.approx(gain @ r, abs=1e-3)
+    variance = full[-1, -1] - gain @ full[:-1, -1]
+    assert kriging.variance[which, 0] == pytest.approx(variance, rel=1e-3)
+
+
+def test_the_walk_is_one_simulated() -> None:
+    """The covariance of a drifting slope, from walks in steps of a hundredth of a doubling."""
+    generator = np.random.default_rng(0)
+    step, draws = 0.01, 4000
+    slope = generator.standard_normal((draws, 1))
+    sides = []
+    for count in (500, 300):  # five doublings back, three ahead
+        walk = np.cumsum(generator.standard_normal((draws, count)) * np.sqrt(step), -1)
+        sides.append(np.cumsum(walk * step, -1)[:, 99::100])
+    back, ahead = sides
+    values = np.concatenate([back[:, ::-1], np.zeros((draws, 1)), ahead[:, -1:]], -1)
+    values += slope * AWAY
+    expected = covariance(0.0, 0.0, 1.0)
+    error = np.sqrt((expected**2 + np.outer(*[np.diag(expected)] * 2)) / draws)
+    assert (np.abs(values.T @ values / draws - expected) <= 4 * error + 0.05 * abs(expected)).all()
+
+
+def few_shapes() -> Shapes:
+    grid = Shapes.grid(SIZES, np.array([TARGET]))
+    keep = np.arange(0, len(grid.theta), 61)
+    return Shapes(grid.theta[keep], grid.measured[keep], grid.targets[:, keep])
+
+
+def test_marginal_against_an_integral_over_scales() -> None:
+    few, kriging = few_shapes(), Kriging.patterns(SIZES, np.array([TARGET]))
+    y = np.log(3.0) - 0.05 * np.arange(6) + 0.01 * np.random.default_rng(0).standard_normal((2, 6))
+    (squares,) = residual_squares(y, few, kriging)
+    scale, a = 0.013, shapes.GAMMA_SHAPE
+    found = shapes.log_marginal_likelihood(squares, kriging.log_weight, 6, scale)
+    prior = invgamma(a, scale=a * scale**2)
+
+    def evidence(k: int, i: int, s: int) -> float:
+        r = y[i] - few.measured[s]
+        q = r @ kriging.precision[k] @ r
+        assert squares[k, i, s] == pytest.approx(q, rel=1e-6)
+
+        def density(log_v: float) -> float:
+            v = np.exp(log_v)
+            return v * prior.pdf(v) * np.exp(-2.5 * log_v - q / (2 * v) - 20)
+
+        total = quad(density, -20, 8, limit=400, points=[-12, -9, -6, -3])[0]
+        return np.log(total) + 20 + kriging.log_weight[k]
+
+    places = [(0, 0, 0), (4, 1, 5), (8, 0, 9)]
+    ours = [found[place] for place in places]
+    theirs = [evidence(*place) for place in places]
+    np.testing.assert_allclose(np.diff(ours), np.diff(theirs), rtol=1e-6)
 
 
 def plain_posteriors(y: np.ndarray, targets: list[float]) -> np.ndarray:
@@ -253,6 +327,23 @@ def test_no_signal_is_a_ratio_of_evidences() -> None:
     assert no_signal_probability(noise[:1], d) == 0.0
 
 
+def test_curves_that_cross_are_a_signal() -> None:
+    """All are level in the middle of the sizes, and differ in slope alone."""
+    random, u = np.random.default_rng(0), np.arange(5) - 2.0
+    for models in (3, 4, 10):
+        y = np.outer(random.normal(0, 0.1, models), u) + random.normal(0, 0.005, (models, 5))
+        assert no_signal_probability(y, SIZES[:5]) < 0.1
+
+
+def test_differences_that_begin_late_are_a_signal() -> None:
+    """Noise at all sizes but the last two: of ten models, none counts as without a signal."""
+    random, said = np.random.default_rng(0), []
+    for _ in range(20):
+        late = np.outer(random.normal(0, 1, 16), [0, 0, 0, 0, 1, 1])
+        said.append(no_signal_probability(random.normal(0, 0.1, (16, 6)) + late, SIZES))
+    assert max(said) < 0.5
+
+
 def test_a_worse_loss_does_not_raise_a_model() -> None:
     """A first run that diverged is left out, and so makes no model the best of those in a table."""
     d = SIZES[:3]
@@ -269,6 +360,42 @@ def test_a_worse_loss_does_not_raise_a_model() -> None:
     assert replaced[3, 0] == pytest.approx(2 * y[3, 1] - y[3, 2])
     np.testing.assert_array_equal(replaced[:3], y[:3])
     np.testing.assert_array_equal(replaced[:, 1:], y[:, 1:])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_influence_of_one_cell(seed: int) -> None:
+    """Doubling a first loss raises no model above all others that were ahead of it."""
+    table, _ = tables.population(seed, models=8)
+    d, losses = table.trained[:5], table.trained_losses[:, :5]
+    before = select(LossTable(table.names, d, losses, None), d[-1], TARGET).ranking
+    raised = 0
+    for row, name in enumerate(table.names):
+        worse = losses.copy()
+        worse[row, 0] *= 2
+        after = select(LossTable(table.names, d, worse, None), d[-1], TARGET).ranking
+        assert after[0] != name or before[0] == name
+        raised += after.index(name) < before.index(name)
+    assert raised <= 1
+
+
+def test_a_smaller_subset_that_fits_moves_little() -> None:
+    """Curves on the grid's own shapes: their first subset tells nothing that the others do not."""
+    grid, target = Shapes.grid(SIZES, np.array([TARGET])), np.array([TARGET])
+    y = grid.measured[[200, 250, 330, 400]] + 1.0
+    whole, less = posterior_means(y, SIZES, target), posterior_means(y[:, 1:], SIZES[1:], target)
+    np.testing.assert_allclose(less, whole, atol=0.05)
+
+
+def test_a_common_factor_changes_nothing_but_itself() -> None:
+    table, _ = tables.population(0, models=8)
+    losses = table.trained_losses[:, :7]
+    (one,) = forecasts(table.trained[:7], losses, [204800.0])
+    (ten,) = forecasts(table.trained[:7], 10 * losses, [204800.0])
+    location = one.predictive.location + np.log(10)
+    np.testing.assert_allclose(ten.predictive.location, location, atol=1e-9)
+    np.testing.assert_allclose(ten.predictive.scale, one.predictive.scale, rtol=1e-6)
+    np.testing.assert_allclose(ten.extrapolation, one.extrapolation + np.log(10), atol=1e-6)
+    np.testing.assert_allclose(ten.deviation, one.deviation, rtol=1e-6)
 
 
 # The process ------------------------------------------------------------------------------------
@@ -300,8 +427,9 @@ def plain_density(logs: np.ndarray, slope: float, y: np.ndarray, u: np.ndarray) 
     return float(of_curves + prior)
 
 
-def test_the_process_has_the_most_probable_numbers() -> None:
-    table, _ = tables.population(3, models=9)
+@pytest.mark.parametrize("seed", [0, 3])
+def test_the_process_has_the_most_probable_numbers(seed: int) -> None:
+    table, _ = tables.population(seed, models=3 + 2 * seed)
     d, y = table.trained[:6], np.log(table.trained_losses[:, :6])
     u = np.log2(d / d[-1])
     process = Process.fit(y, d)
@@ -335,6 +463,18 @@ def test_the_process_predicts_as_a_normal_distribution_does() -> None:
     ours, deviation = process.predict(y, d, targets)
     np.testing.assert_allclose(ours, mean, rtol=1e-5)
     np.testing.assert_allclose(deviation**2, variance, rtol=1e-4)
+
+
+@given(factor=st.floats(1e-2, 1e9))
+@settings(max_examples=2, deadline=None)
+def test_the_unit_of_sizes_does_not_matter(factor: float) -> None:
+    table, _ = tables.population(0, models=4)
+    d, losses = table.trained[:5], table.trained_losses[:, :5]
+    (one,) = forecasts(d, losses, [51200.0])
+    (other,) = forecasts(factor * d, losses, [factor * 51200.0])
+    np.testing.assert_allclose(other.predictive.location, one.predictive.location, atol=1e-8)
+    np.testing.assert_allclose(other.predictive.scale, one.predictive.scale, rtol=1e-6)
+    np.testing.assert_allclose(other.extrapolation, one.extrapolation, atol=1e-6)
 
 
 @pytest.mark.parametrize("models", [7, 330])  # the second is more than are backtested

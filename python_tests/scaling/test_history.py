@@ -117,6 +117,21 @@ def select_table(scores: pd.DataFrame) -> LossTable:
     return read_table(scores, metric="accuracy")
 
 
+def test_one_table_moves_little_and_ten_the_more() -> None:
+    first, second = np.argsort(TODAY.scores)[:2]
+    losses = TABLE.losses[np.argsort(np.argsort(TODAY.scores))] * 1.3  # any order but today's
+    losses[second] = losses.min(0) * 0.9
+
+    def gap(count: int) -> float:
+        noise = np.random.default_rng(0).normal(0, 0.01, (count, *losses.shape))
+        result = moved(*(replace(TABLE, losses=losses * np.exp(each)) for each in noise))
+        return float(np.log(result.scores[first] / result.scores[second]))
+
+    gaps = [gap(count) for count in (0, 1, 10)]
+    assert (np.diff(gaps) > 0).all()
+    assert gaps[2] - gaps[0] == pytest.approx(4 * (gaps[1] - gaps[0]), rel=0.3)  # 10/15, 1/6
+
+
 def test_a_model_in_no_table_keeps_its_forecast_and_the_others_their_mean() -> None:
     known = np.arange(1, MODELS)
     result = moved(*(each.rows(known) for each in EARLIER))

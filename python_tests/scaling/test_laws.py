@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jachess_ext import ntk_loss
 from jachess_ext.scaling import fit, laws
 from jachess_ext.scaling.laws import Law, MeasuredLens, Power, Rectified
 from python_tests.scaling import curves
@@ -96,6 +97,18 @@ def test_a_fit_finds_the_parameters_again(name: str) -> None:
         np.testing.assert_allclose(again.params[by], value, rtol=2e-3, err_msg=by)
 
 
+def test_measured_value_against_ntk_loss() -> None:
+    generator = torch.Generator().manual_seed(1)
+    half = torch.randn(5, 5, dtype=torch.float64, generator=generator)
+    theta, residual = half @ half.T, torch.ones(5, dtype=torch.float64)
+    sizes, times = np.array([100.0, 200.0, 400.0]), np.array([3.0, 5.0, 9.0])
+    law = MeasuredLens(sizes, theta, residual, times, 0.01)
+    u = np.array([[np.log(8.0), np.log(1.7), np.log(0.5), 0.3]])
+    value, _ = law.log_loss(u, sizes[None])
+    f = ntk_loss(theta, residual, torch.tensor(1.7 * times), 0.01).numpy()
+    np.testing.assert_allclose(np.exp(value[0]), 8.0 / (f + sizes**0.5) + 0.3, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("beta", "alpha", "expected"), [(0.5, 0.3, 1.0), (0.5, 4.0, 1.0), (2.5, 5.0, 12.5 / 3)]
 )
@@ -157,3 +170,17 @@ def test_measured_transition_gradient() -> None:
         moved[:, k] += step
         slope = (law.log_transition(moved)[0] - value) / step
         assert gradient[0, k] == pytest.approx(slope[0], rel=0.05, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_candidates_are_finite_and_one_is_near(name: str) -> None:
+    law = LAWS[name]
+    where = points(law, 1)
+    for curve in (CURVE, *curves.random_rectified(np.random.default_rng(1), 5)):
+        log_losses = np.log(curves.rectified(where, *curve))
+        found = law.candidates(where, log_losses, np.ones_like(log_losses))
+        assert np.isfinite(found).all()
+        rows = np.zeros(found.shape[1], dtype=int)
+        values, _ = law.log_loss(found[0], where[rows], False)
+        away = np.sqrt(((values - log_losses) ** 2).mean(-1)).min()
+        assert away < 0.5 * log_losses.std()

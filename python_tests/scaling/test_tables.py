@@ -205,6 +205,8 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ),
     ("model,rows,n,loss\na,1,1,2\nb,1,1,3\n", {}, "'rows', 'n', any of which may be"),
     ("model,rows,loss\na,1,2\nb,half,3\n", {}, "in the column 'rows' of 'b', 'half' is no number"),
+    ("model,rows,loss\na,1,2\nb,1,x\n", {}, "'x' in column 'loss' of 'b' is no number$"),
+    ("model,rows,loss\na,1,2\nb,1,x\n", {"metric": "loss"}, "'x' in column 'loss' of 'b' is no"),
     ("model,rows,train_loss,eval_loss\na,1,2,2\nb,1,3,3\n", {}, "several columns of val"),
     ("name,100,1k\na,2,1\nb,4,3\n", {"size": "rows"}, "has no column 'rows'"),
     ("model,rows,lr\na,1,2\nb,1,3\n", {}, "nor one of values that is known"),

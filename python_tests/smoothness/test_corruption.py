@@ -57,6 +57,15 @@ def test_the_hook_is_gone_afterwards_even_after_an_error(delta: float) -> None:
     assert torch.equal(model(input_ids=ids).logits, before)
 
 
+def test_noise_has_standard_deviation_delta() -> None:
+    model, ids = tiny_bert(), token_ids(250, 20)
+    clean = model.get_input_embeddings()(ids)
+    with perturbed_embeddings(model, 0.7, torch.Generator().manual_seed(1)):
+        difference = model.get_input_embeddings()(ids) - clean
+    assert difference.std().item() == pytest.approx(0.7, rel=0.02)  # 60 000 draws: 0.3 % s.e.
+    assert difference.mean().item() == pytest.approx(0.0, abs=0.02)
+
+
 def test_negative_noise_is_refused() -> None:
     with (
         pytest.raises(ValueError, match="delta"),
@@ -85,17 +94,29 @@ def test_exact_share_of_ordinary_tokens(share: float, counts: list[int]) -> None
     ids, mask, special = example()
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
-        got = corrupt_tokens(ids, mask, share, unknown=3, special=special, generator=generator)
+        got = corrupt_tokens(ids, mask, share, unknown=3, special_ids=special, generator=generator)
         assert (got == 3).sum(1).tolist() == counts
         assert torch.equal(got[got != 3], ids[got != 3])
         assert torch.equal(got[torch.isin(ids, special)], ids[torch.isin(ids, special)])
+
+
+def test_fractional_counts_are_right_on_average() -> None:
+    ids, mask, special = example()
+    ids, mask = ids[1:].repeat(4000, 1), mask[1:].repeat(4000, 1)
+    generator = torch.Generator().manual_seed(0)
+    got = corrupt_tokens(ids, mask, 0.15, unknown=3, special_ids=special, generator=generator)
+    counts = (got == 3).sum(1)
+    assert set(counts.tolist()) == {1, 2}
+    assert counts.double().mean().item() == pytest.approx(1.5, abs=0.04)  # 5 standard errors
+    places = (got == 3).sum(0)[1:11].double() / 4000
+    assert places.min() > 0.12 and places.max() < 0.18
 
 
 def test_corruption_repeats_with_the_seed_and_leaves_its_input_alone() -> None:
     ids, mask, special = example()
     kept = ids.clone()
     generators = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
-    settings = {"unknown": 3, "special": special}
+    settings = {"unknown": 3, "special_ids": special}
     results = [corrupt_tokens(ids, mask, 0.3, **settings, generator=g) for g in generators]
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
@@ -104,7 +125,7 @@ def test_corruption_repeats_with_the_seed_and_leaves_its_input_alone() -> None:
 
 def test_bad_corruption_is_named() -> None:
     ids, mask, special = example()
-    settings = {"unknown": 3, "special": special, "generator": torch.Generator()}
+    settings = {"unknown": 3, "special_ids": special, "generator": torch.Generator()}
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="share"):
             corrupt_tokens(ids, mask, share, **settings)

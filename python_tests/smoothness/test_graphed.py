@@ -10,8 +10,10 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -207,6 +209,20 @@ def test_another_number(simulated: list[str]) -> None:
         step(torch.ones(4, 3), 2.0)
 
 
+def test_an_optimizer_that_counts_on_the_host(simulated: list[str]) -> None:
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(net.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        loss = net(x).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with pytest.raises(ValueError, match=r"Adam counts its steps on the host: .* capturable=True"):
+        jx.graphed(step)(torch.ones(4, 3))
+
+
 # ---- what each optimizer counts on the host
 
 
@@ -234,12 +250,29 @@ OPTIMIZERS["torch.Adagrad with lr_decay"] = partial(torch.optim.Adagrad, lr_deca
 OPTIMIZERS["torch.SGD with momentum"] = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
+COUNT_FOR_NOBODY = (
+    "torch.Adagrad",
+    "torch.Adadelta",
+    "torch.RMSprop",
+    "torch.Rprop",
+    "torch.LBFGS",
+)
+
+
 def _has_dimensions(leaves: Sequence[object]) -> bool:
     """Stand in for `graphs.on_gpu`, with scalars on the host."""
     return any(isinstance(leaf, Tensor) and leaf.ndim > 0 for leaf in leaves)
 
 
-def _trained(name: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def _host(optimizer: torch.optim.Optimizer) -> list[dict[Any, Any]]:
+    """Numbers and scalars of the state, which torch keeps on the CPU."""
+    return [
+        {k: copy.deepcopy(v) for k, v in state.items() if not isinstance(v, Tensor) or v.ndim == 0}
+        for state in optimizer.state.values()
+    ]
+
+
+def _trained(name: str) -> tuple[Tensor, Any, Callable[[Tensor], Tensor]]:
     torch.manual_seed(0)
     sparse = "Sparse" in name
     net: nn.Module = nn.Embedding(3, 2, sparse=True) if sparse else nn.Linear(3, 2, bias=False)
@@ -248,7 +281,7 @@ def _trained(name: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     def step(x: Tensor) -> Tensor:
         return _closed(optimizer, lambda: net(x.argsort() if sparse else x).square().mean())
 
-    return next(net.parameters()), step
+    return next(net.parameters()), optimizer, step
 
 
 def _run(step: Callable[[Tensor], Tensor], batches: Tensor) -> None:
@@ -258,19 +291,28 @@ def _run(step: Callable[[Tensor], Tensor], batches: Tensor) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer(name: str, simulated: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused where its state holds numbers on the host, and right elsewhere."""
+    """It is refused where steps whose count stands still are other steps."""
     monkeypatch.setattr(graphs, "on_gpu", _has_dimensions)
     batches = torch.randn(6, 4, 3)
-    expected, step = _trained(name)
+    expected, _, step = _trained(name)
     _run(step, batches)
-    parameter, step = _trained(name)
+    frozen, optimizer, step = _trained(name)
+    _run(step, batches[:2])
+    for batch in batches[2:]:
+        before = _host(optimizer)
+        step(batch)
+        for state, held in zip(optimizer.state.values(), before, strict=True):
+            state.update(held)
+    parameter, _, step = _trained(name)
     graphed = jx.graphed(step, warmup=2)
     if name in ("torch.SGD", "torch.SGD with momentum", "torch.Muon"):
+        assert torch.equal(frozen, expected)
         _run(graphed, batches)
         torch.testing.assert_close(parameter, expected)
-        return
-    with pytest.raises(ValueError, match=r"counts its steps on|changes its .* on the host"):
-        _run(graphed, batches)
+    else:
+        assert not torch.equal(frozen, expected) or name in COUNT_FOR_NOBODY
+        with pytest.raises(ValueError, match=r"counts its steps on|changes its .* on the host"):
+            _run(graphed, batches)
 
 
 # ---- arguments on the host
@@ -348,6 +390,21 @@ def test_a_model_that_changes_after_the_capture(simulated: list[str], change: An
         ValueError, match=r"train\(\), eval\(\) or requires_grad_\(\) changed a model"
     ):
         step(torch.ones(4, 3))
+
+
+def test_warm_ups_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each stream cuBLAS keeps memory of its own."""
+    streams: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_: streams.append(MagicMock()) or streams[-1])
+    monkeypatch.setattr(torch.cuda, "current_stream", MagicMock())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    graphs._stream.cache_clear()
+    for _ in range(3):
+        with graphs.side_stream():
+            pass
+    graphs._stream.cache_clear()
+    assert len(streams) == 1
 
 
 # In torch 2.10 it asks no mode, and is not seen.

@@ -77,3 +77,19 @@ def test_the_arguments_of_transformers_mean_the_same(tmp_path: Path, name: str) 
     regulariser = compiled[-1].method.regulariser
     assert regulariser.compile == "aot_eager"
     assert isinstance(regulariser.step, Tensor)  # a graph counts it
+
+
+@pytest.mark.filterwarnings("ignore:the model accepts num_items_in_batch")
+def test_accumulation(tmp_path: Path) -> None:
+    settings = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
+    eager = run(tmp_path, "jachess-train", **settings)
+    compiled = run(tmp_path, "jachess-train", "aot_eager", **settings)
+    assert_same(compiled, eager)
+    assert isinstance(compiled[-1].method.regulariser.step, Tensor)
+
+
+def test_smoothed_labels(tmp_path: Path) -> None:
+    """The Trainer takes the labels from the batch, and the loss from the graph's logits."""
+    eager = run(tmp_path, "jachess-train", label_smoothing_factor=0.2)
+    compiled = run(tmp_path, "jachess-train", "aot_eager", label_smoothing_factor=0.2)
+    assert_same(compiled, eager)

@@ -90,6 +90,34 @@ def test_evaluation_and_prediction_have_no_penalty(tmp_path: Path) -> None:
     assert made.method.regulariser.step == before
 
 
+def test_evaluation_during_training(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
+    options = {"eval_dataset": examples(4, seed=2)}
+    made = trainer(tmp_path, {"strength": 0.2}, options=options, **settings)
+    made.train()
+    assert len(entries(made, "eval_loss")) == 2
+    assert not any("jachess/penalty" in entry for entry in entries(made, "eval_loss"))
+
+
+def test_missing_labels(tmp_path: Path) -> None:
+    made = trainer(
+        tmp_path, {"weights": "uniform", "normalize": False}, data=examples(8, labels=False)
+    )
+    with pytest.raises(ValueError, match="model did not return a loss from the inputs"):
+        made.train()
+
+
+def test_joint_mode(tmp_path: Path) -> None:
+    plain = trainer(tmp_path, kind=Trainer, max_steps=3)
+    made = trainer(tmp_path, {"mode": "joint", "strength": 0.3}, unlabelled=UNLABELLED, max_steps=3)
+    plain.train()
+    made.train()
+    assert furthest(plain.model, made.model) > 1e-4
+    first = [entries(run, "loss")[0] for run in (plain, made)]
+    assert first[1]["jachess/task_loss"] == pytest.approx(first[0]["loss"], rel=1e-4)
+    assert made.method.regulariser.step == 3
+
+
 @pytest.mark.parametrize("every, passes", [(None, 2), (2, 4)])
 def test_unlab_mode(tmp_path: Path, every: int | None, passes: int) -> None:
     jachess = {"mode": "unlab", "unlab_every": every, "unlab_lr_ratio": 0.5}
@@ -122,6 +150,38 @@ def test_label_smoothing_on_a_peft_model(tmp_path: Path) -> None:
     made = trainer(tmp_path, {}, model=model, label_smoothing_factor=0.1)
     made.train()
     assert len(entries(made, "jachess/task_loss")) == 2
+
+
+def test_bf16(tmp_path: Path) -> None:
+    made = trainer(tmp_path, {"strength": 0.3}, bf16=True)
+    made.train()
+    assert all(torch.isfinite(p).all() for p in made.model.parameters())
+    logs = entries(made, "loss")
+    assert len(logs) == 2
+    for entry in logs:
+        assert entry["jachess/penalty"] == pytest.approx(0.3 * normalised(made, entry), rel=1e-5)
+
+
+BAD_TRAINERS = [
+    ({"mode": "joint"}, None, {}, "method='jachess-joint' needs unlabelled_dataset"),
+    ({"mode": "unlab"}, None, {}, "method='jachess-unlab' needs unlabelled_dataset"),
+    ({"mode": "unlab"}, UNLABELLED, {"fp16": True}, "fp16, whose loss scaling"),
+]
+
+
+@pytest.mark.parametrize("jachess, unlabelled, settings, sentence", BAD_TRAINERS)
+def test_bad_trainers(
+    tmp_path: Path, jachess: dict, unlabelled: Any, settings: dict, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        trainer(tmp_path, jachess, unlabelled=unlabelled, **settings)
+
+
+def test_unlab_in_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(tmp_path, {"mode": "unlab"}, unlabelled=UNLABELLED)
+    monkeypatch.setattr(type(made.args), "world_size", property(lambda self: 2))
+    with pytest.raises(ValueError, match=r"method='jachess-unlab' runs in one process"):
+        made.method.bind(made)
 
 
 # ---- steps as a CUDA graph -----------------------------------------------------------------------
@@ -183,6 +243,20 @@ def test_methods_that_cannot_be_graphed_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="cannot run with graphed=True: a CUDA graph takes none"):
         trainer(tmp_path, method, unlabelled=UNLABELLED, options={"graphed": True}, **settings)
+
+
+def test_graphed_on_the_cpu(tmp_path: Path) -> None:
+    plain = trainer(tmp_path / "plain", {"strength": 0.2, "seed": 0}, max_steps=3)
+    plain.train()
+    made = trainer(
+        tmp_path / "graphed",
+        {"strength": 0.2, "seed": 0},
+        max_steps=3,
+        options={"graphed": True},
+    )
+    with pytest.warns(UserWarning, match="run as they are: a CUDA graph needs the batch on"):
+        made.train()
+    assert furthest(plain.model, made.model) == 0
 
 
 def test_without_transformers() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -14,12 +17,15 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from triton.runtime.errors import InterpreterError
+
 from jachess_ext import ops, torch_private
 from jachess_ext.ops import attention, attention_triton
-from jachess_ext.ops.attention_reference import Call, Settings
+from jachess_ext.ops import attention_triton_kernels as kernels
+from jachess_ext.ops.attention_reference import Call, Settings, dropout_mask
 from jachess_ext.ops.attention_triton import Tile
 from python_tests import processes
-from python_tests.ops.cases import plain_attention, random_jet
+from python_tests.ops.cases import random_jet
 from python_tests.triton import interpreter  # noqa: F401  mends bfloat16
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles here")
@@ -100,13 +106,46 @@ def problem(name: str, dtype: torch.dtype, jet: str = "tangent") -> tuple[Call, 
     return Call(jets[0], jets[1], jets[2], mask, seed, settings), gy
 
 
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seed: Tensor, settings: Settings
+) -> tuple[Tensor, Tensor]:
+    """Attention in torch's own words, and log Σ exp(s); 0 and −inf where a query sees nothing."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+    s = settings.scale * query @ key.mT
+    if settings.softcap:
+        s = settings.softcap * torch.tanh(s / settings.softcap)
+    ahead = torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None]
+    right = 0 if settings.causal else settings.right
+    seen = (ahead >= -settings.left) | (settings.left < 0)
+    seen = (seen & ((ahead <= right) | (right < 0))).expand(s.shape)
+    if mask is not None and mask.dtype == torch.bool:
+        seen = seen & mask
+    elif mask is not None:
+        seen = seen & (mask != -math.inf)
+        s = s + mask.masked_fill(mask == -math.inf, 0.0)
+    # −10³⁰ and not −inf, of which torch's derivatives are NaN
+    s = s.masked_fill(~seen, -1e30)
+    e = torch.exp(s - s.detach().amax(-1, keepdim=True)).where(seen, 0.0)
+    total = e.sum(-1, keepdim=True)
+    p = e / total.where(total > 0, 1.0)
+    if settings.dropout_p:
+        p = (
+            p
+            * dropout_mask(*p.shape, settings.dropout_p, seed, p.device)
+            / (1 - settings.dropout_p)
+        )
+    logs = (s.detach().amax(-1, keepdim=True) + total.log()).where(total > 0, -math.inf)
+    return p @ value, logs.squeeze(-1)
+
+
 def expected(call: Call, gy: Tensor) -> list[Tensor]:
     """The jets of the result and of log Σ exp(s), and three gradients, by torch in float64."""
     leaves = [x.double().requires_grad_() for x in call[:3]]
     mask = call.mask if call.mask is None or call.mask.dtype == torch.bool else call.mask.double()
 
     def function(*heads: Tensor) -> tuple[Tensor, ...]:
-        return plain_attention(*heads, mask, SEED, call.settings)
+        return attend(*heads, mask, SEED, call.settings)
 
     def derivative(function: Function, stream: int) -> Function:
         tangents = tuple(x[stream] for x in leaves)
@@ -283,3 +322,88 @@ def test_launches_compile(arch: int) -> None:
     done = processes.run(command, env=environment, check=True)
     names = {"forward", "query_gradient", "key_gradient"}
     assert {*done.stdout.split()} == names | ({"score_jets"} if arch >= 90 else set())
+
+
+# ---- planted faults --------------------------------------------------------------------------
+
+MUTANTS = [
+    ("tl.dot(x[0], y[i], sums[i])", "tl.dot(x[0], y[0], sums[i])"),
+    ("n0 = n[0] * shrink[:, None]", "n0 = n[0]"),
+    ("recentred += [n[i] * shrink[:, None]", "recentred += [n[i]"),
+    ("- n0 * shift[:, None]", "+ n0 * shift[:, None]"),
+    ("seen & (keys <= rows + P.value.right)", "seen & (keys < rows + P.value.right)"),
+    ("seen & (keys >= rows - P.value.left)", "seen & (keys > rows - P.value.left)"),
+    ("(first + AFTER + 1) // STEP", "(first + AFTER + STEP) // STEP"),
+    ("whole_lo = tl.maximum(tl.cdiv(tl", "whole_lo = tl.maximum((lambda a, b: a // b)(tl"),
+    (
+        "lo = tl.maximum(first - BEFORE, 0) // STEP",
+        "lo = tl.maximum(first - BEFORE + STEP, 0) // STEP",
+    ),
+    ("before = total * shrink", "before = total"),
+    ("[log_sum] + c)", "[log_sum] + [x * 0.0 for x in c])"),
+    ("s[i] * by - centre[:, None]", "s[i] * by"),
+    ("tl.dot(across[j], y[j + 1], z)", "tl.dot(across[j], y[j], z)"),
+    ("tl.dot(x[i], y[0], tl.dot", "tl.dot(x[i], y[1], tl.dot"),
+    ("2.0 * x[1].to(tl.float32)", "1.0 * x[1].to(tl.float32)"),
+    ("return [x[2], x[1]]", "return [x[1], x[2]]"),
+    ("x[1 if P.value.square else 2]", "x[1]"),
+    ("x[1 if P.value.square else 2]", "x[2]"),
+    ("t * (2.0 * scale / softcap)", "t * (scale / softcap)"),
+    ("if i < P.value.first_order:", "if i <= P.value.first_order:"),
+    ("x = s[i] * by + quadratic(z, P)", "x = s[i] * by"),
+    ("z += [x - centre[:, None]]", "z += [x]"),
+    ("y -= across[j][:, None] * recentred[j + 1]", "y -= across[j][:, None] * recentred[j]"),
+    ("(centre - c[i - 1] + bend)", "(centre - c[i - 1] - bend)"),
+    ("before * (c[i - 1] + bend)", "before * c[i - 1]"),
+    ("y = n[i] * shrink[:, None]", "y = n[i]"),
+    ("self.streams == 4 or self.square", "self.streams == 4"),
+    ("p0 * G0 + p1 * G1, p0 * G1", "p0 * G0 - p1 * G1, p0 * G1"),
+    ("g0 = g0 * slope - g1 * s1", "g0 = g0 * slope + g1 * s1"),
+    ("a1 = tl.dot(c0, z1, a1)", "a1 = tl.dot(c1, z1, a1)"),
+    ("a1 = tl.dot(c1, z0, a1)", "a1 = tl.dot(c0, z0, a1)"),
+    ("a0 = tl.dot(gs1, keys[1], tl", "a0 = tl.dot(gs1, keys[0], tl"),
+    ("tl.dot(g[1], tl.trans(v[1]), tl", "tl.dot(g[0], tl.trans(v[1]), tl"),
+    ("zero_tiles(p, gs, to, 0, lo, P)", "zero_tiles(p, gs, to, 0, lo * 0, P)"),
+    ("zero_tiles(p, gs, to, tl.cdiv(hi, M) * M, width, P)", "pass"),
+    ("words >> 8) >= numbers[2]", "words >> 8) >= numbers[2] * 2"),
+    ("factor = tl.trans(factor)", "factor = factor"),
+    ("p0, z1 = tl.where(seen, p0, 0.0)", "p0, z1 = p0"),
+    ("return (p0 * factor, p1 * factor), gs, x", "return (p0, p1), gs, x"),
+    ("h = key_head * group + n", "h = key_head * group"),
+]
+FAULTY = ("causal", "left window", "window", "all at once", "shared keys", "dropout", "sizes")
+"""Cases that notice them."""
+
+
+@interpreted
+@pytest.mark.slow
+@pytest.mark.parametrize("old, new", MUTANTS)
+def test_a_planted_fault_is_noticed(
+    old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(kernels.__file__).read_text()
+    assert source.count(old) == 1
+    path = tmp_path / "mutant_kernels.py"
+    path.write_text(source.replace(old, new))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    mutant = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, path.stem, mutant)
+    spec.loader.exec_module(mutant)
+    monkeypatch.setattr(ops, "attention_triton_kernels", mutant)
+    assert any(_is_noticed(name, jet) for name in FAULTY for jet in JETS)
+
+
+@functools.cache
+def solved(name: str, jet: str) -> tuple[Call, Tensor, list[Tensor]]:
+    call, gy = problem(name, torch.float32, jet)
+    return call, gy, expected(call, gy)
+
+
+def _is_noticed(name: str, jet: str) -> bool:
+    call, gy, wanted = solved(name, jet)
+    try:
+        got = launched(call, gy, 16, 16, jet)
+        return errors(got, wanted[: len(got)]) > BOUNDS[torch.float32]
+    except (AssertionError, InterpreterError):  # not finite, or of another shape
+        return True
