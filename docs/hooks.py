@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _LINK = re.compile(r"(?<!!)(\[[^\]]+\]\()<?([^)#>:\s]+)(#[^)>]*)?>?\)")
-_OBJECT = re.compile(r"^::: (jachess_ext\.\S+)$", re.MULTILINE)
+_OBJECT = re.compile(r"^::: (jachess_ext\.\S+)(?:\n    options: \{ (.*) \})?$", re.MULTILINE)
 _NO_ALT = 'alt="No description has been provided for this image"'  # nbconvert
 _CELL = re.compile(r"<td((?: [^>]*)?)>(.*?)</td>", re.DOTALL)
 
@@ -117,7 +117,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"{match[1]}<{target}{match[3] or ''}>)"
 
     def with_heading(match: re.Match[str]) -> str:
-        return f"{match[0]}\n    options: {{ heading: {public_name(match[1])} }}"
+        options = ", ".join(filter(None, [f"heading: {public_name(match[1])}", match[2]]))
+        return f"::: {match[1]}\n    options: {{ {options} }}"
 
     return _OBJECT.sub(with_heading, _LINK.sub(to_site, markdown))
 
