@@ -49,14 +49,24 @@ def householder_product(input: Tensor, tau: Tensor) -> Tensor:
     return ormqr(input, tau, unit.expand(input.shape))
 
 
+def associative_scan(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, dim: int) -> Tensor:
+    """Return the inclusive scan x_1, x_1 ∘ x_2, x_1 ∘ x_2 ∘ x_3, … along ``dim``, in ⌈log₂ n⌉ steps
+    (Hillis and Steele 1986); ``combine`` is the associative operation ∘."""
+    step, size = 1, x.shape[dim]
+    while step < size:
+        # Before this step entry i combines the last ``step`` entries up to x_i, or all of them if
+        # there are fewer; after the step, twice as many.
+        combined = combine(x.narrow(dim, 0, size - step), x.narrow(dim, step, size - step))
+        x = torch.cat([x.narrow(dim, 0, step), combined], dim)
+        step *= 2
+    return x
+
+
 @formula(torch.cumprod, Tensor.cumprod, wrong="jvp(jvp), vjp(jvp) at a zero")
 def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """Multiply neighbours 1, 2, 4, … entries away."""
-    out, step = (input.to(dtype or input.dtype).movedim(dim, -1) if input.ndim else input), 1
-    while out.ndim and step < out.shape[-1]:
-        out = torch.cat([out[..., :step], out[..., step:] * out[..., :-step]], -1)
-        step *= 2
-    return out.movedim(-1, dim) if input.ndim else out
+    x = torch.atleast_1d(input.to(dtype or input.dtype))
+    return associative_scan(torch.mul, x, dim).reshape(input.shape)
 
 
 # ---- systems of linear equations ----------------------------------------------------------------

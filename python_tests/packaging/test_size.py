@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "differentiable": 1187,
-    "jet": 6374,
+    "differentiable": 1191,
+    "jet": 6367,
     "lab": 4098,
     "ntk": 2018,
     "ops": 2719,

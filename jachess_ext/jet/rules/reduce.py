@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from ... import torch_private
+from ...differentiable.linalg import associative_scan
 from ...torch_private import functional as F
 from ..engine.errors import missing_rule
 from ..engine.registry import general_rule, jet_rule
@@ -99,19 +99,6 @@ def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool
 # ---- products, and cumulative products ---------------------------------------------------------
 
 
-def _associative_scan(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, dim: int) -> Tensor:
-    """Return the inclusive scan x_1, x_1 ∘ x_2, x_1 ∘ x_2 ∘ x_3, … along ``dim``, in ⌈log₂ n⌉ steps
-    (Hillis and Steele 1986); ``combine`` is the associative operation ∘."""
-    step, size = 1, x.shape[dim]
-    while step < size:
-        # Before this step entry i combines the last ``step`` entries up to x_i, or all of them if
-        # there are fewer; after the step, twice as many.
-        combined = combine(x.narrow(dim, 0, size - step), x.narrow(dim, step, size - step))
-        x = torch.cat([x.narrow(dim, 0, step), combined], dim)
-        step *= 2
-    return x
-
-
 @jet_rule("cumprod")
 @accept_scalars
 def cumprod(input: Tensor, dim: int, *, dtype: Dtype = None) -> Tensor:
@@ -120,7 +107,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: Dtype = None) -> Tensor:
     Derivatives computed as product / entry would fail at zeros.
     """
     dtype = dtype or input.dtype
-    return _associative_scan(torch.mul, wide(input.to(dtype)) * 1, dim).to(dtype)
+    return associative_scan(torch.mul, wide(input.to(dtype)) * 1, dim).to(dtype)
 
 
 @jet_rule("prod")
@@ -146,7 +133,7 @@ def prod(
 @jet_rule("logcumsumexp")
 @accept_scalars
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
-    return _associative_scan(torch.logaddexp, wide(input) * 1, dim).to(input.dtype)
+    return associative_scan(torch.logaddexp, wide(input) * 1, dim).to(input.dtype)
 
 
 # ---- norms and variances -----------------------------------------------------------------------
